@@ -1,0 +1,1 @@
+"""Wires the parts together: settings, Celery, URLs, and the private local stack."""

@@ -1,0 +1,80 @@
+"""Relations between settings, checked at boot (`manage.py check`); each message says what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from django.conf import settings
+from django.core import checks
+from django.core.checks import CheckMessage, Error, Tags, register
+
+
+@register("holdfast")
+def timings(**_: Any) -> list[CheckMessage]:
+    found: list[CheckMessage] = []
+    if settings.RENEW_SECONDS * 3 > settings.LEASE_SECONDS:
+        found.append(
+            Error(
+                "A lease must outlast three renewals.",
+                hint="Set LEASE_SECONDS to at least 3 × RENEW_SECONDS.",
+                id="holdfast.E001",
+            )
+        )
+    if settings.MAX_FAILURES < 1:
+        found.append(Error("A job needs at least one try.", hint="Set MAX_FAILURES to 1 or more.", id="holdfast.E002"))
+    if settings.MAX_WAITERS < 0 or settings.SIGNED_URL_SECONDS < 1:
+        found.append(Error("MAX_WAITERS and SIGNED_URL_SECONDS must not be negative.", id="holdfast.E003"))
+    return found
+
+
+@register("holdfast")
+def storage(**_: Any) -> list[CheckMessage]:
+    if settings.STORAGE_BACKEND not in ("local", "s3"):
+        return [
+            Error(
+                f"Unknown STORAGE_BACKEND {settings.STORAGE_BACKEND!r}.",
+                hint="Set it to local or s3.",
+                id="holdfast.E010",
+            )
+        ]
+    if settings.STORAGE_BACKEND == "s3" and not settings.STORAGE_BUCKET:
+        return [Error("S3 storage needs a bucket.", hint="Set STORAGE_BUCKET.", id="holdfast.E011")]
+    return []
+
+
+@register("holdfast")
+def local_only(**_: Any) -> list[CheckMessage]:
+    found: list[CheckMessage] = []
+    if settings.FAILPOINTS and not settings.LOCAL_STACK:
+        found.append(
+            Error("FAILPOINTS kill processes on purpose.", hint="Unset FAILPOINTS in production.", id="holdfast.E020")
+        )
+    if settings.INSECURE_HTTP and not settings.LOCAL_STACK:
+        found.append(
+            checks.Warning(
+                "INSECURE_HTTP serves cookies and tokens without TLS.",
+                hint="Unset it, and put a TLS proxy in front.",
+                id="holdfast.W021",
+            )
+        )
+    return found
+
+
+@register(Tags.database)
+def durability(databases: Any = None, **_: Any) -> list[CheckMessage]:
+    """202 means safe only where a commit reaches the disk."""
+    if not databases or settings.LOCAL_STACK:
+        return []
+    from django.db import connection
+
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT name FROM pg_settings WHERE name IN ('fsync', 'synchronous_commit') AND setting = 'off'")
+        off = [row[0] for row in cursor.fetchall()]
+    return [
+        Error(
+            f"PostgreSQL runs with {name} off: a commit may be lost after 202.",
+            hint=f"Turn {name} on in the server and for this role.",
+            id="holdfast.E030",
+        )
+        for name in off
+    ]

@@ -1,0 +1,127 @@
+"""Log lines with an action word, fields and the trace they belong to.
+
+The trace context (W3C `traceparent`) is taken from the HTTP request, or begun there, stored as the job's
+carrier and bound again by the worker, so that one id joins the lines of every process.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import datetime
+import json
+import logging
+import re
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from django.http import HttpRequest, HttpResponse
+
+TRACEPARENT = re.compile(r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
+TRACESTATE_LIMIT = 512
+
+_carrier: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("carrier")
+_STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "data"}
+
+
+def new_carrier() -> dict[str, str]:
+    """A W3C trace context that starts a trace here."""
+    return {"traceparent": f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"}
+
+
+def current_carrier() -> dict[str, str]:
+    """The trace context bound to this request or job; a new one where none is bound."""
+    bound = _carrier.get(None)
+    return dict(bound) if bound else new_carrier()
+
+
+@contextmanager
+def bound_carrier(carrier: Mapping[str, str]) -> Iterator[None]:
+    """Log lines written inside carry this trace context."""
+    token = _carrier.set(carrier)
+    try:
+        yield
+    finally:
+        _carrier.reset(token)
+
+
+def carrier_from_headers(headers: Mapping[str, str]) -> dict[str, str]:
+    """The caller's trace context when it is well-formed, else a new one: a malformed header starts over."""
+    traceparent = headers.get("traceparent", "")
+    if not TRACEPARENT.match(traceparent):
+        return new_carrier()
+    carrier = {"traceparent": traceparent}
+    tracestate = headers.get("tracestate", "")
+    if tracestate and len(tracestate) <= TRACESTATE_LIMIT and tracestate.isascii() and tracestate.isprintable():
+        carrier["tracestate"] = tracestate
+    return carrier
+
+
+class TraceMiddleware:
+    """Binds the request's trace context and answers with its `traceparent`."""
+
+    def __init__(self, get_response: Callable[[HttpRequest], HttpResponse]) -> None:
+        self.get_response = get_response
+
+    def __call__(self, request: HttpRequest) -> HttpResponse:
+        carrier = carrier_from_headers(request.headers)
+        with bound_carrier(carrier):
+            response = self.get_response(request)
+        response.headers.setdefault("traceparent", carrier["traceparent"])
+        return response
+
+
+class TraceFilter(logging.Filter):
+    """Adds the trace id to every record."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        bound = _carrier.get(None)
+        if bound and not hasattr(record, "trace_id"):
+            record.trace_id = bound["traceparent"].split("-")[1]
+        return True
+
+
+#: At DEBUG these print SQL, message bodies and signed requests.
+FRAMEWORKS = ("amqp", "boto3", "botocore", "celery", "django", "kombu", "s3transfer")
+
+
+def _fields(record: logging.LogRecord) -> dict[str, Any]:
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: at, level, logger, event, then the fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
+        line = {"at": at, "level": record.levelname, "logger": record.name, "event": record.getMessage()}
+        line.update(_fields(record))
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)
+
+
+class ConsoleFormatter(logging.Formatter):
+    """The same facts for a person's eyes."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
+        at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).strftime("%H:%M:%S.%f")[:-3]
+        line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()} {fields}".rstrip()
+        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+
+
+def logging_config(*, level: str, style: str) -> dict[str, Any]:
+    """A dictConfig to stderr; `style` is `json` or `console`."""
+    formatter = {"json": JsonFormatter, "console": ConsoleFormatter}[style]
+    return {
+        "version": 1,
+        "disable_existing_loggers": False,
+        "filters": {"trace": {"()": TraceFilter}},
+        "formatters": {"line": {"()": formatter}},
+        "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["trace"]}},
+        "root": {"handlers": ["stderr"], "level": level},
+        # The frameworks at DEBUG print SQL, message bodies and signed requests; ours never need that.
+        "loggers": {name: {"level": "INFO"} for name in FRAMEWORKS},
+    }
