@@ -1,0 +1,215 @@
+"""Objects as local files. One is durable after its own fsync, an exclusive link, and the fsync of its folders."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from io import FileIO
+from pathlib import Path
+from typing import BinaryIO
+
+from django.conf import settings
+from django.core.exceptions import ImproperlyConfigured
+from django.core.files.storage import FileSystemStorage
+
+from attachments.errors import ObjectMissing, StorageUnavailable
+from attachments.storage import KeyTaken
+
+logger = logging.getLogger(__name__)
+
+FILE_MODE = 0o640
+CREATE_TRIES = 100
+ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
+
+
+def current() -> LocalStore:
+    if not settings.STORAGE_ROOT:
+        raise ImproperlyConfigured("Set STORAGE_ROOT; see docs/deployment.md.")
+    return LocalStore(Path(settings.STORAGE_ROOT))
+
+
+class LocalStore:
+    """Buckets as folders under `root`."""
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+
+    def sink(self, bucket: str, key: str, *, content_type: str) -> LocalSink:  # noqa: ARG002  (files have no type)
+        with _storage_errors(f"Writing {bucket}/{key}"):
+            return LocalSink(self._folder(bucket), self._path(bucket, key))
+
+    def source(self, bucket: str, key: str, *, start: int, length: int | None) -> tuple[LocalSource, int]:
+        file = self._open(bucket, key)
+        if file is None:
+            raise ObjectMissing(f"{bucket} has no {key}.")
+        remaining = max(os.fstat(file.fileno()).st_size - start, 0)
+        file.seek(start)
+        return LocalSource(file), remaining if length is None else min(remaining, length)
+
+    def size_of(self, bucket: str, key: str) -> int | None:
+        file = self._open(bucket, key)
+        if file is None:
+            return None
+        with file:
+            return os.fstat(file.fileno()).st_size
+
+    def delete(self, bucket: str, key: str) -> None:
+        folder, path = self._folder(bucket), self._path(bucket, key)
+        with _storage_errors(f"Deleting {bucket}/{key}"):
+            for name in (path, _part(path)):
+                try:
+                    name.unlink()
+                except OSError as error:
+                    if error.errno not in ABSENT:
+                        raise
+            with suppress(FileNotFoundError):  # pruned meanwhile by another delete, which syncs its parent
+                _fsync_folder(_prune(path.parent, folder))
+
+    def signed_url(self, *_: str, **__: str) -> None:
+        return None
+
+    def make_bucket(self, bucket: str) -> None:
+        with _storage_errors(f"Making the bucket {bucket}"):
+            (self._root / bucket).mkdir(parents=True, exist_ok=True)
+            _fsync_folder(self._root)
+
+    def check(self, bucket: str) -> None:
+        """Take a file through everything that a real object goes through."""
+        with _storage_errors(f"Writing to the bucket {bucket}"):
+            folder = self._folder(bucket)
+            sink = LocalSink(folder, folder / f".probe-{uuid.uuid4()}")
+            try:
+                sink.append(b"1")
+                sink.commit()
+            finally:
+                sink.discard()
+
+    def _open(self, bucket: str, key: str) -> BinaryIO | None:
+        with _storage_errors(f"Reading {bucket}/{key}"):
+            self._folder(bucket)
+            try:
+                return self._path(bucket, key).open("rb")
+            except OSError as error:
+                if error.errno not in ABSENT:
+                    raise
+                return None
+
+    def _folder(self, bucket: str) -> Path:
+        folder = self._root / bucket
+        if not folder.is_dir():
+            raise StorageUnavailable(f"The folder of the bucket {bucket} is not there: not mounted, or never made.")
+        return folder
+
+    def _path(self, bucket: str, key: str) -> Path:
+        return Path(FileSystemStorage(location=self._root / bucket).path(key))
+
+
+class LocalSource:
+    """An open object."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self.close = file.close
+
+    def read(self, size: int, /) -> bytes:
+        with _storage_errors("Reading an object"):
+            return self._file.read(size)
+
+
+class LocalSink:
+    """An object being written next to its final place, under a name that only this key has.
+
+    The name is derived from the key so that deleting the key also removes what a killed writer left, and is
+    opened exclusively so that two writers of one key cannot mix.
+    """
+
+    def __init__(self, bucket_folder: Path, path: Path) -> None:
+        self._bucket_folder = bucket_folder
+        self._path = path
+        self._is_linked = False
+        self._file = self._create()
+
+    def append(self, chunk: bytes) -> None:
+        rest = memoryview(chunk)
+        with _storage_errors(f"Writing {self._path.name}"):
+            while rest:
+                rest = rest[self._file.write(rest) :]
+
+    def commit(self) -> None:
+        with _storage_errors(f"Storing {self._path.name}"):
+            os.fsync(self._file.fileno())
+            self._file.close()
+            try:
+                os.link(_part(self._path), self._path)
+            except FileExistsError as error:
+                raise KeyTaken(f"{self._path.name} is already stored.") from error
+            self._is_linked = True
+            _part(self._path).unlink()
+            self._fsync_folders()
+
+    def discard(self) -> None:
+        try:
+            self._file.close()
+            _part(self._path).unlink(missing_ok=True)
+            if self._is_linked:
+                self._path.unlink(missing_ok=True)
+            _prune(self._path.parent, self._bucket_folder)
+        except OSError as error:
+            logger.warning("object_not_discarded", extra={"errno": error.errno})
+
+    def _create(self) -> FileIO:
+        for _ in range(CREATE_TRIES):
+            # A delete may prune the folder between any two of these calls, also between those within `mkdir`.
+            with suppress(FileNotFoundError, FileExistsError):
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                fd = os.open(_part(self._path), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, FILE_MODE)
+            except FileNotFoundError:
+                continue
+            except FileExistsError as error:
+                raise KeyTaken(f"{self._path.name} is already being written.") from error
+            return FileIO(fd, "wb")
+        raise StorageUnavailable(f"The folder of {self._path.name} keeps vanishing.")
+
+    def _fsync_folders(self) -> None:
+        # All of them, also those that were there: another writer may have made one and not synced it yet.
+        folder = self._path.parent
+        while folder != self._bucket_folder.parent:
+            _fsync_folder(folder)
+            folder = folder.parent
+
+
+def _part(path: Path) -> Path:
+    return path.with_name(f".{path.name}.part")
+
+
+def _prune(folder: Path, bucket_folder: Path) -> Path:
+    """Remove empty folders up to the bucket's; returns the deepest one that is left."""
+    while folder != bucket_folder:
+        try:
+            folder.rmdir()
+        except OSError as error:
+            if error.errno not in ABSENT:
+                return folder  # not empty
+        folder = folder.parent
+    return folder
+
+
+def _fsync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _storage_errors(action: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StorageUnavailable(f"{action}: {error.strerror}.") from error
