@@ -1,0 +1,1 @@
+"""How work gets from accepted to done. See docs/architecture.md and docs/states.md."""

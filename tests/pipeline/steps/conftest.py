@@ -1,0 +1,37 @@
+"""The image step on given bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline import confined
+from pipeline.steps import StepResult
+from pipeline.steps.image import ImageStep
+
+ALL = frozenset(ImageStep.makes)
+
+Make = Callable[..., StepResult]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    yield
+    confined.shut_down()
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    """Runs the step on bytes of a type."""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+
+    def run(data: bytes, content_type: str, wanted: frozenset[str] = ALL, **options: Any) -> StepResult:
+        original = scratch / "original"
+        original.write_bytes(data)
+        return ImageStep().run(original, content_type=content_type, wanted=wanted, scratch=scratch, **options)
+
+    return run
