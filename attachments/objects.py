@@ -1,0 +1,65 @@
+"""Rows of the storage: born before their first byte, thrown away by role, never forgotten."""
+
+from __future__ import annotations
+
+import logging
+
+from django.conf import settings
+from django.db import Error, transaction
+
+from attachments import storage
+from attachments.errors import AttachmentError
+from attachments.models import BucketRole, StoredObject
+
+logger = logging.getLogger(__name__)
+
+
+def register(key: str, *, content_type: str, created_by: str) -> StoredObject:
+    """Commit the row of an object that is about to be written; it stays `staging` until something points at it.
+
+    Keys are made for one writer, so asking twice (the first commit's outcome was unknown) gives the same row.
+    """
+    with transaction.atomic(durable=True):
+        stored, _ = StoredObject.objects.get_or_create(
+            bucket=settings.STORAGE_BUCKET,
+            key=key,
+            defaults={"content_type": content_type, "created_by": created_by},
+        )
+    return stored
+
+
+def original_key(attachment_id: object) -> str:
+    return f"attachments/{attachment_id}/original"
+
+
+def variant_key(attachment_id: object, *, version: int, attempt: int, variant: str) -> str:
+    """A fresh key for every attempt, so no attempt ever overwrites what another one published."""
+    return f"attachments/{attachment_id}/v{version}/{attempt}/{variant}"
+
+
+def throw_away(object_id: int) -> None:
+    """Turn an object that nothing points at into trash and delete it now if that works; the sweep does the rest."""
+    unused = StoredObject.objects.filter(
+        id=object_id, bucket_role=BucketRole.STAGING, attachment__isnull=True, variant__isnull=True
+    )
+    try:
+        if unused.update(bucket_role=BucketRole.TRASH):
+            erase(object_id)
+    except Error as error:
+        logger.warning("object_left_in_staging", extra={"object_id": object_id, "cause": type(error).__name__})
+
+
+def erase(object_id: int) -> bool:
+    """Delete the bytes of a trashed object, then its row; False when the storage is away or it is no trash."""
+    found = StoredObject.objects.filter(
+        id=object_id, bucket_role=BucketRole.TRASH, attachment__isnull=True, variant__isnull=True
+    ).first()
+    if found is None:
+        return False
+    try:
+        storage.delete(found.bucket, found.key)
+    except AttachmentError as error:
+        logger.warning("object_not_deleted", extra={"object_id": object_id, "code": error.code})
+        return False
+    StoredObject.objects.filter(id=object_id, bucket_role=BucketRole.TRASH).delete()
+    return True

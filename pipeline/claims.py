@@ -1,0 +1,174 @@
+"""Who may work on what: a message's right to a job, and the heartbeat that keeps it.
+
+The heartbeat thread starts before any native code runs. It needs only the lease token, tries every second after
+an error, and never goes past the attempt's own deadline; after that the lease runs out and the job is recovered.
+"""
+
+from __future__ import annotations
+
+import enum
+import logging
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TypeVar
+
+from django.conf import settings
+from django.db import InterfaceError, OperationalError, connection
+
+from pipeline import lifecycle, metrics, shutdown
+from pipeline.lifecycle import Cancelled, Failure, Lease, LeaseLost
+from pipeline.models import Job
+from pipeline.registry import UnknownPipeline
+from pipeline.states import State
+
+AGAIN_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
+
+
+class Unclaimable(enum.Enum):
+    """Why a message entitles to no work; each is a success, and the message is acknowledged."""
+
+    MISSING = "missing"
+    STALE = "stale"
+    LEASED = "leased"
+    FINISHED = "finished"
+    NOT_DUE = "not_due"
+    CANCELLED = "cancelled"
+    ORIGINAL_GONE = "original_gone"
+    UNKNOWN_PIPELINE = "unknown_pipeline"
+
+
+class StopReason(enum.Enum):
+    """Why work under a lease should end now."""
+
+    LOST = "lost"
+    CANCELLED = "cancelled"
+    SHUTDOWN = "shutdown"
+    DEADLINE = "deadline"
+
+
+class ShuttingDown(Exception):
+    """The worker is stopping while it waits for the database; the message goes back to its queue."""
+
+
+def take(job_id: uuid.UUID, *, attempt: int, worker: str) -> Lease | Unclaimable:
+    """Claim the attempt that a message names, or say why not ([transcription]: неделимость захвата)."""
+    try:
+        lease = patiently(lambda: lifecycle.claim(job_id, attempt=attempt, worker=worker))
+    except UnknownPipeline as error:
+        # A newer release made it, and its workers will get it: redispatch sends it again.
+        logger.warning("unknown_pipeline", extra={"job_id": str(job_id), "pipeline": str(error)})
+        metrics.UNCLAIMED.labels(reason=Unclaimable.UNKNOWN_PIPELINE.value).inc()
+        return Unclaimable.UNKNOWN_PIPELINE
+    if lease is None:
+        reason = patiently(lambda: explain(job_id, attempt=attempt))
+        metrics.UNCLAIMED.labels(reason=reason.value).inc()
+        logger.debug("not_claimed", extra={"job_id": str(job_id), "attempt": attempt, "reason": reason.value})
+        return reason
+    return _usable(lease)
+
+
+def explain(job_id: uuid.UUID, *, attempt: int) -> Unclaimable:
+    """Why a claim found nothing to take. A hint: the row may have moved on since."""
+    job = Job.objects.filter(job_id=job_id).first()
+    if job is None:
+        return Unclaimable.MISSING
+    if job.state in (State.READY, State.FAILED):
+        return Unclaimable.FINISHED
+    if job.attempt != attempt:
+        return Unclaimable.STALE
+    return Unclaimable.LEASED if job.state == State.PROCESSING else Unclaimable.NOT_DUE
+
+
+def patiently(ask: Callable[[], Answer]) -> Answer:
+    """Ask the database until it answers: an outage is waited out, a deadlock tried again, nothing is burnt.
+
+    Only for acts that are guarded and idempotent. Raises ShuttingDown when the worker is told to stop meanwhile.
+    """
+    while True:
+        try:
+            return ask()
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("database_unavailable", extra={"cause": type(error).__name__})
+            connection.close()
+        if shutdown.wait(AGAIN_SECONDS):
+            raise ShuttingDown
+
+
+@contextmanager
+def renewing(lease: Lease) -> Iterator[Heartbeat]:
+    """Keep the lease while the block runs."""
+    heartbeat = Heartbeat(lease)
+    heartbeat.start()
+    try:
+        yield heartbeat
+    finally:
+        heartbeat.end()
+
+
+class Heartbeat(threading.Thread):
+    """Renews one lease, and says when and why the work should stop."""
+
+    def __init__(self, lease: Lease) -> None:
+        super().__init__(name=f"heartbeat-{lease.job_id}", daemon=True)
+        self._lease = lease
+        self._ended = threading.Event()
+        self._began = self._renewed = time.monotonic()
+        self.stop_reason: StopReason | None = None
+
+    def should_stop(self) -> bool:
+        """True once the lease is lost, cancelled or past its deadline, or the worker has to go."""
+        if self.stop_reason is None and shutdown.is_overdue():
+            self.stop_reason = StopReason.SHUTDOWN
+        return self.stop_reason is not None
+
+    def run(self) -> None:
+        pause = settings.RENEW_SECONDS
+        try:
+            while not self._ended.wait(pause) and self.stop_reason is None:
+                pause = self._renew()
+        finally:
+            connection.close()
+
+    def end(self) -> None:
+        self._ended.set()
+        self.join(timeout=settings.LEASE_SECONDS)
+
+    def _renew(self) -> float:
+        if time.monotonic() - self._began > self._lease.pipeline.attempt_limit.total_seconds():
+            self.stop_reason = StopReason.DEADLINE
+            return 0.0
+        try:
+            lifecycle.renew(self._lease)
+        except LeaseLost:
+            self.stop_reason = StopReason.LOST
+        except Cancelled:
+            self.stop_reason = StopReason.CANCELLED
+        except (OperationalError, InterfaceError) as error:
+            logger.warning("renewal_failed", extra={"job_id": str(self._lease.job_id), "cause": type(error).__name__})
+            connection.close()
+            return AGAIN_SECONDS
+        self._renewed = time.monotonic()
+        return float(settings.RENEW_SECONDS)
+
+
+def _usable(lease: Lease) -> Lease | Unclaimable:
+    """End at once what should not be worked on: a cancelled job, or one whose original was swept away."""
+    if lease.cancel_requested:
+        patiently(lambda: lifecycle.fail(lease, CANCELLED))
+        return Unclaimable.CANCELLED
+    if lease.original is None:
+        patiently(lambda: lifecycle.fail(lease, ORIGINAL_GONE))
+        return Unclaimable.ORIGINAL_GONE
+    return lease
+
+
+CANCELLED = Failure(code="cancelled", sentence="The work was cancelled because the file was deleted.")
+ORIGINAL_GONE = Failure(
+    code="original_gone", sentence="The original is no longer kept. Send the file again.", cause="its object is trash"
+)

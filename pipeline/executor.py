@@ -1,0 +1,136 @@
+"""One attempt of one job, as a list of stages in the order they run.
+
+1. take: claim the attempt that the message names (a short transaction), or stop: the message is done.
+2. fetch: load the trusted original by the database's metadata, checking size and digest.
+3. make: run each step for the variants that are missing; nothing here is inside a transaction.
+4. store: put each object under a fresh key and record it, one by one.
+5. complete: a short guarded transaction publishes the result.
+Whatever goes wrong is settled in `outcomes`. Running it twice does nothing the second time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from attachments import objects, storage
+from pipeline import claims, failpoints, lifecycle, metrics, outcomes, scratch
+from pipeline.claims import Heartbeat, ShuttingDown
+from pipeline.confined import Interrupted
+from pipeline.envelopes import Envelope
+from pipeline.lifecycle import Lease
+from pipeline.steps import Produced, StepResult
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Attempt:
+    """What the stages share."""
+
+    lease: Lease
+    heartbeat: Heartbeat
+    scratch: Path
+
+    @property
+    def original(self) -> Path:
+        return self.scratch / "original"
+
+
+def execute(envelope: Envelope, *, worker: str) -> str:
+    """Do what one message entitles to; returns a word for the log. Raises only ShuttingDown."""
+    logger.debug("attempt_begins", extra={"job_id": str(envelope.job_id), "attempt": envelope.attempt})
+    taken = claims.take(envelope.job_id, attempt=envelope.attempt, worker=worker)
+    if not isinstance(taken, Lease):
+        return taken.value
+    began = time.monotonic()
+    with claims.renewing(taken) as heartbeat:
+        outcome = _run(taken, heartbeat)
+    metrics.ATTEMPT_SECONDS.labels(pipeline=taken.pipeline.name).observe(time.monotonic() - began)
+    return outcome
+
+
+def _run(lease: Lease, heartbeat: Heartbeat) -> str:
+    try:
+        with scratch.folder() as folder:
+            attempt = Attempt(lease=lease, heartbeat=heartbeat, scratch=folder)
+            for stage in STAGES:
+                stage(attempt)
+    except ShuttingDown:
+        raise
+    except Exception as error:  # noqa: BLE001  (the worker's slot must survive; outcomes decides what it means)
+        return outcomes.settle(lease, error, heartbeat)
+    metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome="ready").inc()
+    logger.info("attempt_ended", extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": "ready"})
+    return "ready"
+
+
+def fetch(attempt: Attempt) -> None:
+    """Load the original unless nothing is missing."""
+    original = attempt.lease.original
+    if original is None or not _missing(attempt):
+        return
+    assert original.size is not None and original.sha256 is not None
+    storage.fetch(original.bucket, original.key, attempt.original, size=original.size, sha256=original.sha256)
+
+
+def make_and_store(attempt: Attempt) -> None:
+    """Compute what is missing, step by step, and record each object as soon as it is durable."""
+    for step in attempt.lease.pipeline.steps:
+        wanted = _missing(attempt) & frozenset(step.makes)
+        if not wanted:
+            continue
+        _stop_if_told(attempt)
+        assert attempt.lease.original is not None
+        result = step.run(
+            attempt.original,
+            content_type=attempt.lease.original.content_type,
+            wanted=wanted,
+            scratch=attempt.scratch,
+            stop=attempt.heartbeat.should_stop,
+        )
+        for produced in result.produced:
+            _stop_if_told(attempt)
+            _store(attempt, produced, result)
+
+
+def complete(attempt: Attempt) -> None:
+    """Publish: the job is ready and its version is served."""
+    claims.patiently(lambda: lifecycle.complete(attempt.lease))
+    failpoints.hit("after_result_commit")
+
+
+STAGES = (fetch, make_and_store, complete)
+
+
+def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
+    lease = attempt.lease
+    key = objects.variant_key(
+        lease.attachment_id, version=lease.pipeline.version, attempt=lease.attempt, variant=produced.variant
+    )
+    stored = claims.patiently(
+        lambda: objects.register(key, content_type=produced.content_type, created_by=lease.worker)
+    )
+    written = storage.put_file(stored.bucket, stored.key, produced.path, content_type=produced.content_type)
+    failpoints.hit("after_store")
+    claims.patiently(
+        lambda: lifecycle.record(
+            lease,
+            variant=produced.variant,
+            object_id=stored.id,
+            written=written,
+            facts=produced.facts,
+            original_facts=result.original_facts,
+        )
+    )
+
+
+def _missing(attempt: Attempt) -> frozenset[str]:
+    return attempt.lease.pipeline.promised - claims.patiently(lambda: lifecycle.present(attempt.lease))
+
+
+def _stop_if_told(attempt: Attempt) -> None:
+    if attempt.heartbeat.should_stop():
+        raise Interrupted

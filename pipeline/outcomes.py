@@ -1,0 +1,114 @@
+"""What an error means for its job, decided in one table: stop for good, hand back, or try again later.
+
+Only the job's own failures count towards dead; an outage or a shutdown never spends a chance.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import traceback
+from datetime import timedelta
+
+from django.conf import settings
+
+from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavailable
+from pipeline import claims, lifecycle, metrics
+from pipeline.claims import CANCELLED, Heartbeat, StopReason
+from pipeline.confined import ConfinedError, Interrupted, TimeLimit
+from pipeline.lifecycle import Cancelled, Failure, Lease, LeaseLost
+
+#: Trying again cannot help.
+PERMANENT: tuple[type[Exception], ...] = (Refused, BadFile)
+#: Not the job's fault: it waits.
+OUTAGE: tuple[type[Exception], ...] = (StorageUnavailable,)
+OUTAGE_PAUSE = timedelta(seconds=10)
+JITTER = 0.2
+CAUSE_LIMIT = 4000
+
+SENTENCES = {
+    "time_limit": "Processing this file took too long. Send a smaller or simpler one.",
+    "memory_limit": "Processing this file needs more memory than allowed. Send a smaller one.",
+    "crashed": "This file could not be processed: it stopped the program that reads it.",
+}
+UNEXPECTED = "Something went wrong while processing this file. The operator has been told."
+GAVE_UP = Failure(
+    code="outage", sentence="The service could not reach its storage for a day. Please send the file again."
+)
+
+logger = logging.getLogger(__name__)
+
+
+def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
+    """End the attempt as its error demands; returns a word for the log. Nothing is raised but ShuttingDown."""
+    try:
+        outcome = claims.patiently(lambda: _decide(lease, error, heartbeat))
+    except LeaseLost:
+        outcome = "lease_lost"
+    metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome=outcome).inc()
+    logger.info(
+        "attempt_ended",
+        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": _code(error)},
+    )
+    return outcome
+
+
+def pause_after(failures: int) -> timedelta:
+    """The growing pause before the next try: 5 s × 3ⁿ ± 20 %, capped; n counts the failures before this one."""
+    seconds = min(settings.RETRY_PAUSE_SECONDS * 3 ** (failures - 1), settings.RETRY_PAUSE_CAP_SECONDS)
+    return timedelta(seconds=seconds * _jitter())
+
+
+def _jitter() -> float:
+    """Spreads retries of jobs that failed together."""
+    return random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311  (no secret)
+
+
+def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
+    reason = heartbeat.stop_reason
+    if isinstance(error, LeaseLost) or reason is StopReason.LOST:
+        raise LeaseLost
+    if isinstance(error, Cancelled) or reason is StopReason.CANCELLED:
+        lifecycle.fail(lease, CANCELLED)
+        return "cancelled"
+    if isinstance(error, Interrupted) and reason is StopReason.SHUTDOWN:
+        lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
+        return "released"
+    if isinstance(error, Interrupted) and reason is StopReason.DEADLINE:
+        error = TimeLimit(f"the attempt took longer than {lease.pipeline.attempt_limit}")
+    if isinstance(error, OUTAGE):
+        return _wait_out(lease)
+    if isinstance(error, PERMANENT):
+        lifecycle.fail(lease, _failure(error))
+        return "failed"
+    return _try_again(lease, error)
+
+
+def _wait_out(lease: Lease) -> str:
+    if lifecycle.outage_seconds(lease) > settings.OUTAGE_GIVE_UP_SECONDS:
+        lifecycle.fail(lease, GAVE_UP)
+        return "gave_up"
+    lifecycle.release(lease, reason="outage", pause=OUTAGE_PAUSE * _jitter(), is_outage=True)
+    return "released"
+
+
+def _try_again(lease: Lease, error: BaseException) -> str:
+    failures = lease.failures + 1
+    if failures >= settings.MAX_FAILURES:
+        lifecycle.fail(lease, _failure(error))
+        return "dead"
+    lifecycle.retry_later(lease, _failure(error), pause=pause_after(failures))
+    return "retried"
+
+
+def _failure(error: BaseException) -> Failure:
+    code = _code(error)
+    sentence = error.sentence if isinstance(error, AttachmentError) else SENTENCES.get(code, UNEXPECTED)
+    cause = "".join(traceback.format_exception(error, limit=-6))[-CAUSE_LIMIT:]
+    return Failure(code=code, sentence=sentence, cause=cause)
+
+
+def _code(error: BaseException) -> str:
+    if isinstance(error, (AttachmentError, ConfinedError)):
+        return error.code
+    return "memory_limit" if isinstance(error, MemoryError) else "internal_error"

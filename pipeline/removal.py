@@ -1,0 +1,52 @@
+"""Deleting an attachment: one transaction takes away its bytes, its names and the right to work on it.
+
+The row and its history stay. Objects become trash, which the sweep deletes; a running attempt finds its job
+cancelled at its next renewal or record, both of which come after this in the lock order, and publishes nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+
+from django.db import transaction
+from django.db.models import Q
+from django.db.models.functions import Now
+
+from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from pipeline import lifecycle
+
+logger = logging.getLogger(__name__)
+
+
+def remove(attachment_id: uuid.UUID, *, actor: str) -> bool:
+    """Delete the attachment; False when there is none or it was deleted before."""
+    with transaction.atomic():
+        attachment = Attachment.objects.select_for_update().filter(id=attachment_id, deleted_at__isnull=True).first()
+        if attachment is None:
+            return False
+        objects = _lock_objects(attachment)
+        lifecycle.request_cancel(attachment)
+        Variant.objects.filter(attachment=attachment).delete()
+        _clear(attachment)
+        StoredObject.objects.filter(id__in=objects).update(bucket_role=BucketRole.TRASH)
+    logger.info("deleted", extra={"attachment_id": str(attachment_id), "actor": actor, "objects": len(objects)})
+    return True
+
+
+def _lock_objects(attachment: Attachment) -> list[int]:
+    belongs = Q(attachment=attachment) | Q(variant__attachment=attachment)
+    ids = list(StoredObject.objects.filter(belongs).values_list("id", flat=True))
+    return list(StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id").values_list("id", flat=True))
+
+
+def _clear(attachment: Attachment) -> None:
+    Attachment.objects.filter(id=attachment.id).update(
+        deleted_at=Now(),
+        original=None,
+        name="",
+        claimed_type="",
+        language="",
+        idempotency_key=None,
+        media={},
+    )

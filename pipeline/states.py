@@ -1,0 +1,40 @@
+"""The states of a job. `docs/states.md`, the CHECK constraints and this enum say the same; a test compares them."""
+
+from __future__ import annotations
+
+from django.db import models
+
+
+class State(models.TextChoices):
+    QUEUED = "queued"
+    PROCESSING = "processing"
+    READY = "ready"
+    FAILED = "failed"
+
+
+#: Every lawful move, as (from, to); None is "not there yet". `ready -> queued` is the audited repair of a job
+#: whose object was lost: the attachment stays served.
+MOVES: frozenset[tuple[State | None, State]] = frozenset(
+    {
+        (None, State.QUEUED),
+        (State.QUEUED, State.PROCESSING),
+        (State.PROCESSING, State.QUEUED),
+        (State.PROCESSING, State.READY),
+        (State.PROCESSING, State.FAILED),
+    }
+)
+
+TERMINAL = (State.READY, State.FAILED)
+
+
+class Runner(models.TextChoices):
+    """Who does the work of a pipeline: our workers, under lease, or an outside service."""
+
+    WORKER = "worker"
+    EXCHANGE = "exchange"
+
+
+class Source(models.TextChoices):
+    """The door an attachment came through."""
+
+    REST = "rest"

@@ -1,0 +1,55 @@
+"""Celery's entry points: each names its queue and makes one call. The rules are elsewhere."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from celery import Task, shared_task
+from celery.exceptions import Reject
+from django.db import connection
+
+from config.logging import bound_carrier
+from pipeline import dispatcher, envelopes, executor, maintenance
+from pipeline.claims import ShuttingDown
+from pipeline.envelopes import InvalidEnvelope
+
+
+@shared_task(name="pipeline.process", bind=True)
+def process(self: Task[Any, str], *args: Any, **kwargs: Any) -> str:
+    """Work on one attempt. The database decides; then the message is acknowledged."""
+    try:
+        envelope = envelopes.read(args, kwargs)
+        with bound_carrier(envelope.carrier):
+            return executor.execute(envelope, worker=f"{self.request.hostname}:{os.getpid()}")
+    except InvalidEnvelope as error:
+        raise Reject(str(error), requeue=False) from error
+    except ShuttingDown as error:
+        raise Reject("shutting down", requeue=True) from error
+
+
+class Chore(Task[Any, int]):
+    """A periodic task. It begins with a connection that works: an error of the last one may have broken it."""
+
+    def before_start(self, *_: Any) -> None:
+        connection.close_if_unusable_or_obsolete()
+
+
+@shared_task(name="pipeline.drain_outbox", base=Chore)
+def drain_outbox() -> int:
+    return dispatcher.drain()
+
+
+@shared_task(name="pipeline.recover", base=Chore)
+def recover() -> int:
+    return maintenance.recover()
+
+
+@shared_task(name="pipeline.redispatch", base=Chore)
+def redispatch() -> int:
+    return maintenance.redispatch()
+
+
+@shared_task(name="pipeline.sweep", base=Chore)
+def sweep() -> int:
+    return maintenance.sweep()

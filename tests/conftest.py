@@ -1,0 +1,86 @@
+"""What every test may use: a user, a picture, storage of its own, and queues emptied before and after.
+
+PostgreSQL and RabbitMQ are real and come from the environment; `make test` starts private ones.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import kombu
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+
+from attachments import storage
+from pipeline import broker, intake, lifecycle
+from pipeline.lifecycle import Lease
+from pipeline.models import Job
+from pipeline.states import Source
+from tests.pictures import png
+
+if "DATABASE_URL" not in os.environ:
+    pytest.exit('These tests need PostgreSQL and RabbitMQ: run `make test ARGS="..."`.', returncode=2)
+
+
+@pytest.fixture(autouse=True)
+def _own_storage(settings: Any, tmp_path: Path) -> None:
+    settings.STORAGE_BACKEND = "local"
+    settings.STORAGE_ROOT = str(tmp_path / "storage")
+    storage.make_bucket(settings.STORAGE_BUCKET)
+
+
+@pytest.fixture
+def user(db: None) -> User:
+    return User.objects.create_user("ann")
+
+
+@pytest.fixture
+def queued(user: User) -> Callable[..., Job]:
+    """Accepts a real picture as the REST door would; returns its queued job."""
+
+    def accept(data: bytes | None = None) -> Job:
+        received = intake.receive([png() if data is None else data], created_by="test")
+        return intake.accept(received, intake.Request(owner=user, source=Source.REST, name="photo.png")).job
+
+    return accept
+
+
+@pytest.fixture
+def leased(queued: Callable[..., Job]) -> Callable[..., Lease]:
+    """A job in the hands of a worker."""
+
+    def claim(job: Job | None = None, *, worker: str = "worker-a") -> Lease:
+        job = job or queued()
+        lease = lifecycle.claim(job.job_id, attempt=job.attempt, worker=worker)
+        assert lease is not None
+        return lease
+
+    return claim
+
+
+@pytest.fixture
+def rabbit() -> Iterator[kombu.Connection]:
+    """A connection to the broker with our topology declared and every queue empty."""
+    opened = broker.connect()
+    broker.declare(opened)
+    _purge(opened)
+    yield opened
+    _purge(opened)
+    opened.release()
+
+
+def _purge(opened: kombu.Connection) -> None:
+    for name in (*broker.QUEUE_NAMES, broker.DEAD_QUEUE):
+        with opened.channel() as channel:
+            channel.queue_purge(name)
+
+
+def expire_lease(job_id: uuid.UUID) -> None:
+    """Let a lease run out without waiting for the clock."""
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_job SET lease_until = now() - interval '1 second' WHERE job_id = %s", [job_id])

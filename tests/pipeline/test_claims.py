@@ -1,0 +1,173 @@
+"""What a message entitles to, and the heartbeat that keeps what was taken."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from django.db import OperationalError
+
+from attachments.models import BucketRole, StoredObject
+from pipeline import claims, lifecycle, shutdown
+from pipeline.claims import StopReason, Unclaimable
+from pipeline.lifecycle import Failure, Lease
+from pipeline.models import Job
+from pipeline.states import State
+from tests.conftest import expire_lease
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db
+
+BROKEN = Failure(code="bad_file", sentence="Damaged.")
+
+
+def test_each_reason_not_to_work_has_its_name(queued: Callable[..., Job]) -> None:
+    """docs/contract.md: message arrives → row is X. An empty run is a success ([transcription]: пустой прогон)."""
+    job = queued()
+    assert claims.take(uuid.uuid4(), attempt=1, worker="w") is Unclaimable.MISSING
+    assert claims.take(job.job_id, attempt=7, worker="w") is Unclaimable.STALE
+    lease = claims.take(job.job_id, attempt=1, worker="w")
+    assert isinstance(lease, Lease)
+    assert claims.take(job.job_id, attempt=1, worker="x") is Unclaimable.LEASED
+    lifecycle.retry_later(lease, BROKEN, pause=timedelta(hours=1))
+    assert claims.take(job.job_id, attempt=1, worker="w") is Unclaimable.STALE
+    assert claims.take(job.job_id, attempt=2, worker="w") is Unclaimable.NOT_DUE
+
+
+def test_a_pipeline_version_of_a_newer_release_is_left_to_its_workers(queued: Callable[..., Job]) -> None:
+    job = queued()
+    Job.objects.filter(job_id=job.job_id).update(pipeline_version=999)
+    assert claims.take(job.job_id, attempt=1, worker="w") is Unclaimable.UNKNOWN_PIPELINE
+    job.refresh_from_db()
+    assert (job.state, job.attempt, job.failures) == (State.QUEUED, 1, 0)
+
+
+def test_the_lease_of_a_newer_releases_job_is_recovered_too(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    Job.objects.filter(job_id=lease.job_id).update(pipeline_version=999)
+    expire_lease(lease.job_id)
+    assert lifecycle.recover() == 1
+
+
+def test_a_message_for_a_finished_job_is_a_no_op(leased: Callable[..., Lease]) -> None:
+    """[attachments] повторная доставка уже завершённой задачи — no-op с ack."""
+    lease = leased()
+    lifecycle.fail(lease, BROKEN)
+    before = list(Job.objects.values())
+    assert claims.take(lease.job_id, attempt=1, worker="w") is Unclaimable.FINISHED
+    assert list(Job.objects.values()) == before
+
+
+def test_an_empty_run_logs_nothing_above_debug(queued: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:
+    """[transcription] пустой прогон воркера."""
+    job = queued()
+    caplog.clear()
+    with caplog.at_level("INFO"):
+        claims.take(job.job_id, attempt=7, worker="w")
+    assert caplog.records == []
+
+
+def test_the_claim_of_a_cancelled_job_ends_it(queued: Callable[..., Job]) -> None:
+    job = queued()
+    lifecycle.request_cancel(job.attachment)
+    assert claims.take(job.job_id, attempt=1, worker="w") is Unclaimable.CANCELLED
+    job.refresh_from_db()
+    assert (job.state, job.error_code) == (State.FAILED, "cancelled")
+
+
+def test_the_claim_of_a_job_whose_original_was_swept_says_so(queued: Callable[..., Job]) -> None:
+    job = queued()
+    StoredObject.objects.filter(attachment=job.attachment).update(bucket_role=BucketRole.TRASH)
+    assert claims.take(job.job_id, attempt=1, worker="w") is Unclaimable.ORIGINAL_GONE
+    job.refresh_from_db()
+    assert (job.state, job.error_code) == (State.FAILED, "original_gone")
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_heartbeat_renews_while_the_work_runs(leased: Callable[..., Lease], settings: Any) -> None:
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.05, 5.0
+    lease = leased()
+    expire_lease(lease.job_id)
+    with claims.renewing(lease) as heartbeat:
+        until(lambda: Job.objects.filter(lease_until__gt=Job.objects.get().created_at + timedelta(seconds=4)).exists())
+        assert not heartbeat.should_stop()
+
+
+def lose(lease: Lease) -> None:
+    expire_lease(lease.job_id)
+    lifecycle.recover()
+
+
+def cancel(lease: Lease) -> None:
+    lifecycle.request_cancel(Job.objects.get(job_id=lease.job_id).attachment)
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("happens", "reason"),
+    [
+        (lose, StopReason.LOST),
+        (cancel, StopReason.CANCELLED),
+    ],
+)
+def test_the_heartbeat_stops_the_work(
+    happens: Callable[[Lease], None], reason: StopReason, leased: Callable[..., Lease], settings: Any
+) -> None:
+    settings.RENEW_SECONDS = 0.05
+    lease = leased()
+    with claims.renewing(lease) as heartbeat:
+        happens(lease)
+        until(heartbeat.should_stop)
+    assert heartbeat.stop_reason is reason
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_heartbeat_never_goes_past_the_attempts_own_deadline(leased: Callable[..., Lease], settings: Any) -> None:
+    settings.RENEW_SECONDS = 0.05
+    lease = leased()
+    object.__setattr__(lease.pipeline, "attempt_limit", timedelta(seconds=0.2))
+    try:
+        with claims.renewing(lease) as heartbeat:
+            until(heartbeat.should_stop)
+            assert heartbeat.stop_reason is StopReason.DEADLINE
+            until(lambda: not heartbeat.is_alive())
+    finally:
+        object.__setattr__(lease.pipeline, "attempt_limit", timedelta(minutes=10))
+
+
+def test_an_outage_of_the_database_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(claims, "AGAIN_SECONDS", 0.01)
+    answers: Iterator[Exception | str] = iter([OperationalError("gone"), OperationalError("still gone"), "answer"])
+
+    def ask() -> str:
+        answer = next(answers)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    assert claims.patiently(ask) == "answer"
+
+
+def test_a_stopping_worker_does_not_wait_for_the_database(stopping: None) -> None:
+    def ask() -> None:
+        raise OperationalError("gone")
+
+    with pytest.raises(claims.ShuttingDown):
+        claims.patiently(ask)
+
+
+def test_work_in_hand_has_its_grace_when_the_worker_stops(stopping: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert shutdown.is_requested()
+    assert not shutdown.is_overdue()
+    monkeypatch.setattr(shutdown, "GRACE_SECONDS", 0.0)
+    assert shutdown.is_overdue()
+
+
+@pytest.fixture
+def stopping() -> Iterator[None]:
+    shutdown.request()
+    yield
+    shutdown.withdraw()

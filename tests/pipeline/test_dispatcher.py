@@ -1,0 +1,91 @@
+"""The dispatcher as a process: any number of them, stopped at any moment, and outages that end by themselves."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import kombu
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+
+from pipeline.models import Job, OutboxMessage
+from tests.processes import Stack, stack
+from tests.rabbit import drain_queue
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def running(tmp_path: Path, rabbit: kombu.Connection) -> Iterator[Stack]:
+    with stack(tmp_path) as started:
+        yield started
+
+
+def backlog(job: Job, count: int) -> None:
+    first = OutboxMessage.objects.get(job=job)
+    OutboxMessage.objects.bulk_create(
+        OutboxMessage(
+            job=job,
+            attempt=number,
+            queue=first.queue,
+            task=first.task,
+            message_id=f"{job.job_id}:{number}",
+            headers=first.headers,
+            body=first.body,
+            due_at=Now(),
+        )
+        for number in range(2, count + 1)
+    )
+
+
+def unsent() -> int:
+    return OutboxMessage.objects.filter(sent_at=None).count()
+
+
+def test_several_dispatchers_stopped_in_the_middle_neither_lose_nor_double_mark_a_row(
+    queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
+) -> None:
+    job = queued()
+    backlog(job, 5000)
+    dispatchers = [running.dispatcher(name=name) for name in "ab"]
+    for dispatcher in dispatchers:
+        until(lambda: unsent() < 4500, say=running.logs)
+        dispatcher.send(signal.SIGTERM)
+    for dispatcher in dispatchers:
+        assert dispatcher.wait() == 0
+    running.dispatcher(name="c")
+    until(lambda: unsent() == 0, say=running.logs)
+    ids = [message.properties["message_id"] for message in drain_queue(rabbit, "images")]
+    assert len(ids) == len(set(ids)) == 5000
+
+
+def test_a_dispatcher_whose_connections_are_cut_goes_on(
+    queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
+) -> None:
+    running.dispatcher().until_says("dispatcher_started")
+    queued()
+    until(lambda: unsent() == 0, say=running.logs)
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+    queued()
+    until(lambda: unsent() == 0, say=running.logs)
+    assert len(drain_queue(rabbit, "images")) == 2
+
+
+def test_a_deleted_queue_is_declared_again_and_its_work_sent_again(
+    queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
+) -> None:
+    running.dispatcher(REDISPATCH_AFTER_SECONDS="1", REDISPATCH_EVERY_SECONDS="0.5").until_says("dispatcher_started")
+    queued()
+    until(lambda: unsent() == 0, say=running.logs)
+    with rabbit.channel() as channel:
+        channel.queue_delete("images")
+    until(lambda: OutboxMessage.objects.filter(redispatches__gte=1, sent_at__isnull=False).exists(), say=running.logs)
+    assert len(drain_queue(rabbit, "images")) >= 1

@@ -1,0 +1,205 @@
+"""The one door into the pipeline: what is accepted is safe, what is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from django.contrib.auth.models import User
+from django.db import IntegrityError, OperationalError, connection
+
+from attachments import storage
+from attachments.errors import (
+    DigestMismatch,
+    EmptyFile,
+    FileTooLarge,
+    PipelineUnavailable,
+    StorageUnavailable,
+    TooManyPixels,
+    UnsupportedType,
+)
+from attachments.models import Attachment, BucketRole, StoredObject
+from pipeline import intake, lifecycle
+from pipeline.intake import KeyReused, OutcomeUnknown, Receiver
+from pipeline.models import Job, OutboxMessage
+from pipeline.states import Source
+from tests.corpus import png_claiming
+from tests.pictures import jpeg, png
+
+pytestmark = pytest.mark.django_db
+
+
+def request(user: User, **changes: str) -> intake.Request:
+    return intake.Request(owner=user, source=Source.REST, **changes)
+
+
+def receive(data: bytes) -> intake.Received:
+    return intake.receive([data], created_by="test")
+
+
+def stored_files(settings: Any) -> list[Path]:
+    return [path for path in Path(settings.STORAGE_ROOT).rglob("*") if path.is_file()]
+
+
+def nothing_is_left(settings: Any) -> bool:
+    return not StoredObject.objects.exists() and not Attachment.objects.exists() and not stored_files(settings)
+
+
+def test_the_objects_row_is_committed_before_its_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows: list[int] = []
+    real = storage.writer
+
+    def writer(*args: str, **kwargs: str) -> storage.Writer:
+        rows.append(StoredObject.objects.filter(bucket_role=BucketRole.STAGING, size=None).count())
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(storage, "writer", writer)
+    receive(png())
+    assert rows == [1]
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 5000])
+def test_any_split_into_chunks_is_the_same_file(size: int, user: User) -> None:
+    data = jpeg()
+    received = intake.receive((data[at : at + size] for at in range(0, len(data), size)), created_by="test")
+    assert received.written == receive(data).written
+    assert received.stored.content_type == "image/jpeg"
+
+
+@pytest.mark.parametrize(
+    ("data", "error"),
+    [
+        (b"", EmptyFile),
+        (b"<svg xmlns='http://www.w3.org/2000/svg'/>", UnsupportedType),
+        (b"%PDF-1.7 ", UnsupportedType),
+        (b"MZ\x90\x00", UnsupportedType),
+        (b"just text", UnsupportedType),
+        (png_claiming(225_000, 225_000), TooManyPixels),
+    ],
+)
+def test_what_cannot_be_accepted_is_refused_and_leaves_nothing(
+    data: bytes, error: type[Exception], settings: Any
+) -> None:
+    with pytest.raises(error):
+        receive(data)
+    assert nothing_is_left(settings)
+
+
+def test_too_many_bytes_are_refused_as_soon_as_they_arrive(settings: Any) -> None:
+    settings.MAX_UPLOAD_BYTES = 100_000
+    taken: list[int] = []
+
+    def chunks() -> Iterator[bytes]:
+        yield jpeg()
+        for number in range(1000):
+            taken.append(number)
+            yield b"x" * 10_000
+
+    with pytest.raises(FileTooLarge):
+        intake.receive(chunks(), created_by="test")
+    assert len(taken) < 15
+    assert nothing_is_left(settings)
+
+
+def test_a_stream_that_breaks_off_leaves_nothing(settings: Any) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield jpeg()
+        raise ConnectionResetError
+
+    with pytest.raises(ConnectionResetError):
+        intake.receive(chunks(), created_by="test")
+    assert nothing_is_left(settings)
+
+
+def test_another_digest_than_announced_is_refused(user: User, settings: Any) -> None:
+    with pytest.raises(DigestMismatch):
+        intake.accept(receive(png()), request(user, sha256="0" * 64))
+    assert nothing_is_left(settings)
+
+
+def test_a_pipeline_that_the_type_does_not_lead_to_is_refused(user: User, settings: Any) -> None:
+    with pytest.raises(PipelineUnavailable):
+        intake.accept(receive(png()), request(user, pipeline="speech"))
+    assert nothing_is_left(settings)
+
+
+def test_any_file_is_stored_where_the_deployment_says_so(user: User, settings: Any) -> None:
+    settings.ACCEPT_ANY_FILE = True
+    accepted = intake.accept(receive(b"just text"), request(user))
+    assert (accepted.job.pipeline, accepted.attachment.content_type) == ("store", "application/octet-stream")
+
+
+def test_the_same_key_bytes_and_parameters_lead_to_the_same_attachment(user: User, settings: Any) -> None:
+    first = intake.accept(receive(png()), request(user, idempotency_key="k"))
+    again = intake.accept(receive(png()), request(user, idempotency_key="k"))
+    assert (again.attachment.id, again.job.job_id, again.is_replay) == (first.attachment.id, first.job.job_id, True)
+    assert (Attachment.objects.count(), OutboxMessage.objects.count(), len(stored_files(settings))) == (1, 1, 1)
+
+
+@pytest.mark.parametrize("changes", [{"language": "de"}, {"pipeline": "image"}, {"data": jpeg()}])
+def test_a_key_used_for_something_else_is_refused(changes: dict[str, Any], user: User) -> None:
+    intake.accept(receive(png()), request(user, idempotency_key="k"))
+    data = changes.pop("data", png())
+    with pytest.raises(KeyReused):
+        intake.accept(receive(data), request(user, idempotency_key="k", **changes))
+
+
+def test_keys_of_different_owners_do_not_meet(user: User) -> None:
+    other = User.objects.create_user("bob")
+    first = intake.accept(receive(png()), request(user, idempotency_key="k"))
+    second = intake.accept(receive(png()), request(other, idempotency_key="k"))
+    assert first.attachment.id != second.attachment.id
+
+
+def test_when_the_commits_outcome_is_unknown_nothing_is_deleted(
+    user: User, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once COMMIT was sent the file may be in: answering 503 must not take its bytes away."""
+    received = receive(png())
+
+    def lost(*_: object, **__: object) -> None:
+        raise OperationalError("server closed the connection unexpectedly")
+
+    monkeypatch.setattr(lifecycle, "accept", lost)
+    with pytest.raises(OutcomeUnknown):
+        intake.accept(received, request(user))
+    assert storage.size_of(received.stored.bucket, received.stored.key) == len(png())
+    assert not Attachment.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_attachment_job_and_message_are_one_transaction(user: User, monkeypatch: pytest.MonkeyPatch) -> None:
+    received = receive(png())
+    monkeypatch.setattr("pipeline.outbox.enqueue", lambda *_, **__: connection.cursor().execute("SELECT 1/0"))
+    with pytest.raises(Exception, match="division by zero"):
+        intake.accept(received, request(user))
+    assert not Attachment.objects.exists()
+    assert not Job.objects.exists()
+
+
+def test_storage_that_is_away_refuses_for_now(settings: Any) -> None:
+    settings.STORAGE_ROOT = settings.STORAGE_ROOT + "-not-mounted"
+    with pytest.raises(StorageUnavailable):
+        receive(png())
+
+
+def test_a_clients_name_never_reaches_a_key(user: User) -> None:
+    accepted = intake.accept(receive(png()), request(user, name="../../etc/passwd\x00.png"[:20]))
+    key = StoredObject.objects.get(attachment=accepted.attachment).key
+    assert key == f"attachments/{accepted.attachment.id}/original"
+
+
+def test_two_attachments_cannot_share_a_key_in_the_database(user: User) -> None:
+    intake.accept(receive(png()), request(user, idempotency_key="k"))
+    with pytest.raises(IntegrityError):
+        Attachment.objects.create(owner=user, content_type="image/png", size=1, sha256="0" * 64, idempotency_key="k")
+
+
+def test_an_aborted_receiver_does_nothing_more(settings: Any) -> None:
+    with Receiver(created_by="test") as receiver:
+        receiver.write(jpeg())
+        receiver.abort()
+        receiver.abort()
+    assert nothing_is_left(settings)

@@ -1,0 +1,135 @@
+"""What each kind of error means for its job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from attachments.errors import BadFile, ObjectCorrupt, ObjectMissing, StorageUnavailable, TooManyPixels
+from pipeline import outcomes
+from pipeline.claims import Heartbeat, StopReason
+from pipeline.confined import Crashed, Interrupted, MemoryLimit, TimeLimit
+from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
+from pipeline.models import Job, JobEvent
+from pipeline.states import State
+from tests.conftest import expire_lease
+
+pytestmark = pytest.mark.django_db
+
+
+def settle(lease: Lease, error: Exception, reason: StopReason | None = None) -> tuple[str, Job]:
+    heartbeat = Heartbeat(lease)
+    heartbeat.stop_reason = reason
+    return outcomes.settle(lease, error, heartbeat), Job.objects.get(job_id=lease.job_id)
+
+
+@pytest.mark.parametrize("error", [BadFile("cut short"), TooManyPixels("999 MP")])
+def test_a_permanent_error_fails_at_once(error: BadFile, leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), error)
+    assert (outcome, job.state, job.error_code, job.error) == ("failed", State.FAILED, error.code, error.sentence)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (TimeLimit(), "time_limit"),
+        (MemoryLimit(), "memory_limit"),
+        (Crashed(signal=11), "crashed"),
+        (MemoryError(), "memory_limit"),
+        (ObjectMissing("gone"), "object_missing"),
+        (ObjectCorrupt("other bytes"), "object_corrupt"),
+        (Incomplete("missing: crop"), "internal_error"),
+        (ZeroDivisionError("division by zero"), "internal_error"),
+    ],
+)
+def test_a_failure_of_the_jobs_own_is_tried_again_and_at_last_is_dead(
+    error: Exception, code: str, leased: Callable[..., Lease]
+) -> None:
+    """[attachments] processing → queued: временная ошибка и остались попытки; [transcription] «мертва»."""
+    lease = leased()
+    outcome, job = settle(lease, error)
+    assert (outcome, job.state, job.failures) == ("retried", State.QUEUED, 1)
+    assert JobEvent.objects.filter(job=job).latest("id").reason == code
+    Job.objects.filter(job_id=job.job_id).update(failures=4)
+    last = replace(leased_again(job), failures=4)
+    outcome, job = settle(last, error)
+    assert (outcome, job.state, job.error_code) == ("dead", State.FAILED, code)
+    assert job.error
+
+
+def leased_again(job: Job) -> Lease:
+    from django.db import connection
+
+    from pipeline import lifecycle
+
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_job SET due_at = now() WHERE job_id = %s", [job.job_id])
+    lease = lifecycle.claim(job.job_id, attempt=job.attempt, worker="worker-a")
+    assert lease is not None
+    return lease
+
+
+def test_an_outage_spends_no_chance(leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), StorageUnavailable("503"))
+    assert (outcome, job.state, job.failures, job.outage_since is not None) == ("released", State.QUEUED, 0, True)
+    assert job.due_at > job.created_at
+
+
+def test_an_outage_of_a_day_is_given_up(leased: Callable[..., Lease], settings: Any) -> None:
+    outcome, job = settle(leased(), StorageUnavailable("503"))
+    settings.OUTAGE_GIVE_UP_SECONDS = 0.0
+    outcome, job = settle(leased_again(job), StorageUnavailable("503"))
+    assert (outcome, job.state, job.error_code) == ("gave_up", State.FAILED, "outage")
+
+
+def test_a_shutdown_hands_the_work_back_at_once(leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), Interrupted(), StopReason.SHUTDOWN)
+    assert (outcome, job.state, job.attempt, job.failures) == ("released", State.QUEUED, 2, 0)
+
+
+def test_an_attempt_past_its_own_deadline_took_too_long(leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), Interrupted(), StopReason.DEADLINE)
+    assert (outcome, job.failures) == ("retried", 1)
+    assert JobEvent.objects.filter(job=job).latest("id").reason == "time_limit"
+
+
+def test_a_cancelled_job_ends(leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), Cancelled())
+    assert (outcome, job.state, job.error_code) == ("cancelled", State.FAILED, "cancelled")
+
+
+@pytest.mark.parametrize("error", [LeaseLost(), BadFile("cut short"), StorageUnavailable("503"), MemoryError()])
+def test_who_lost_the_lease_decides_nothing(error: Exception, leased: Callable[..., Lease]) -> None:
+    from pipeline import lifecycle
+
+    lease = leased()
+    expire_lease(lease.job_id)
+    lifecycle.recover()
+    before = list(Job.objects.values())
+    outcome, _ = settle(lease, error)
+    assert outcome == "lease_lost"
+    assert list(Job.objects.values()) == before
+
+
+def test_the_pause_grows_by_three_and_is_capped() -> None:
+    """[transcription] нарастающая пауза перед повтором."""
+    for failures, seconds in ((1, 5), (2, 15), (3, 45), (4, 135), (9, 600)):
+        pauses = [outcomes.pause_after(failures).total_seconds() for _ in range(200)]
+        assert 0.8 * seconds <= min(pauses) < seconds < max(pauses) <= 1.2 * seconds
+
+
+def test_the_operators_cause_names_the_chain(leased: Callable[..., Lease]) -> None:
+    try:
+        try:
+            raise OSError("disk on fire")
+        except OSError as cause:
+            raise BadFile("cut short") from cause
+    except BadFile as error:
+        _, job = settle(leased(), error)
+    detail = JobEvent.objects.filter(job=job).latest("id").detail
+    assert "disk on fire" in detail
+    assert "cut short" in detail
+    assert "disk on fire" not in job.error

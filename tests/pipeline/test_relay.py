@@ -1,0 +1,214 @@
+"""Rows to confirmed messages: nothing is marked that the broker does not have, and any number of relays may run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import kombu
+import pytest
+from django.db import connection
+from django.db.models.functions import Now
+from prometheus_client import REGISTRY
+
+from pipeline import broker, outbox, relay
+from pipeline.broker import BrokerUnavailable, Publisher, Receipt
+from pipeline.models import Job, OutboxMessage
+from tests.amqp_proxy import in_front_of
+from tests.rabbit import drain_queue
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+
+@pytest.fixture
+def publisher(rabbit: kombu.Connection) -> Iterator[Publisher]:
+    opened = Publisher()
+    yield opened
+    opened.close()
+
+
+def backlog(job: Job, count: int) -> None:
+    """Many unsent rows of one job: enough for a relay, which looks at nothing else."""
+    template = OutboxMessage.objects.get(job=job)
+    rows = [
+        OutboxMessage(
+            job=job,
+            attempt=number,
+            queue=template.queue,
+            task=template.task,
+            message_id=f"{job.job_id}:{number}",
+            headers=template.headers,
+            body=template.body,
+            due_at=Now(),
+        )
+        for number in range(2, count + 1)
+    ]
+    OutboxMessage.objects.bulk_create(rows)
+
+
+def test_a_due_row_is_sent_once_and_marked_with_the_time_of_its_confirm(
+    queued: Callable[..., Job], publisher: Publisher, rabbit: kombu.Connection
+) -> None:
+    job = queued()
+    assert relay.relay_batch(publisher).confirmed == 1
+    assert relay.relay_batch(publisher).confirmed == 0
+    assert OutboxMessage.objects.get(job=job).sent_at is not None
+    assert [message.properties["message_id"] for message in drain_queue(rabbit, "images")] == [f"{job.job_id}:1"]
+
+
+def test_a_row_that_is_not_due_stays(queued: Callable[..., Job], publisher: Publisher) -> None:
+    job = queued()
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_outbox SET due_at = now() + interval '1 hour'")
+    assert relay.relay_batch(publisher).confirmed == 0
+    assert OutboxMessage.objects.get(job=job).sent_at is None
+
+
+def test_many_relays_at_once_send_every_row_exactly_once(queued: Callable[..., Job], rabbit: kombu.Connection) -> None:
+    job = queued()
+    backlog(job, 3000)
+    sent: list[int] = []
+
+    def run() -> None:
+        own = relay.Relay()
+        sent.append(own.run())
+        own.close()
+        connection.close()
+
+    threads = [threading.Thread(target=run) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert OutboxMessage.objects.filter(sent_at=None).count() == 0
+    ids = [message.properties["message_id"] for message in drain_queue(rabbit, "images")]
+    assert len(ids) == len(set(ids)) == sum(sent) == 3000
+
+
+def test_an_unroutable_message_is_not_taken_for_sent(
+    queued: Callable[..., Job], publisher: Publisher, rabbit: kombu.Connection
+) -> None:
+    """A mandatory message is acknowledged after its return: the acknowledgement alone proves nothing."""
+    publisher.publish([])
+    job = queued()
+    with rabbit.channel() as channel:
+        channel.queue_delete("images")
+    assert relay.relay_batch(publisher).confirmed == 0
+    row = OutboxMessage.objects.get(job=job)
+    assert (row.sent_at, row.last_error, row.tries) == (None, "returned", 1)
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+    assert relay.relay_batch(publisher).confirmed == 1
+
+
+def test_without_a_broker_nothing_is_marked(queued: Callable[..., Job], settings: Any) -> None:
+    job = queued()
+    settings.CELERY_BROKER_URL = "amqp://guest:guest@127.0.0.1:1//"
+    with pytest.raises(BrokerUnavailable):
+        relay.relay_batch(Publisher())
+    row = OutboxMessage.objects.get(job=job)
+    assert (row.sent_at, row.tries) == (None, 0)
+
+
+def test_a_connection_cut_between_batches_is_replaced(
+    queued: Callable[..., Job], publisher: Publisher, rabbit: kombu.Connection
+) -> None:
+    queued()
+    assert relay.relay_batch(publisher).confirmed == 1
+    assert publisher._connection is not None
+    publisher._connection.connection.transport.sock.close()
+    queued()
+    sent = relay.relay_batch(publisher).confirmed
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+    assert sent + relay.relay_batch(publisher).confirmed == 1
+
+
+def test_a_late_confirm_vouches_for_no_other_message() -> None:
+    """Receipts are matched by delivery tag; an acknowledgement of another batch changes nothing."""
+    batch = broker._Batch(first_tag=11, ids=["a", "b", "c"])
+    batch.on_ack(10, multiple=False)
+    assert batch.receipts == [Receipt.UNKNOWN] * 3
+    batch.on_ack(12, multiple=False)
+    assert batch.receipts == [Receipt.UNKNOWN, Receipt.CONFIRMED, Receipt.UNKNOWN]
+    batch.on_nack(13, multiple=True)
+    assert batch.receipts == [Receipt.REFUSED, Receipt.CONFIRMED, Receipt.REFUSED]
+    assert not batch.pending
+
+
+def test_a_relay_that_dies_in_the_middle_leaves_its_rows_to_the_next(
+    queued: Callable[..., Job], publisher: Publisher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[attachments] после publish до confirm: at worst sent twice, never lost."""
+    job = queued()
+
+    def die(_messages: object) -> list[Receipt]:
+        raise SystemExit
+
+    with monkeypatch.context() as patch:
+        patch.setattr(publisher, "publish", die)
+        with pytest.raises(SystemExit):
+            relay.relay_batch(publisher)
+    assert OutboxMessage.objects.get(job=job).sent_at is None
+    assert relay.relay_batch(publisher).confirmed == 1
+
+
+def test_a_commit_wakes_the_dispatcher(queued: Callable[..., Job], settings: Any) -> None:
+    from pipeline.dispatcher import Listener
+
+    listener, stop = Listener(), threading.Event()
+    listener.wait(0.1, stop)
+    woken = threading.Event()
+
+    def listen() -> None:
+        listener.wait(30, stop)
+        woken.set()
+
+    thread = threading.Thread(target=listen)
+    thread.start()
+
+    def nudged() -> bool:
+        outbox.nudge()
+        return woken.is_set()
+
+    until(nudged)
+    thread.join()
+    listener.close()
+
+
+def test_a_queue_with_other_arguments_is_named(rabbit: kombu.Connection) -> None:
+    with rabbit.channel() as channel:
+        channel.queue_delete("control")
+        channel.queue_declare("control", durable=True, auto_delete=False)
+    try:
+        with pytest.raises(broker.WrongTopology, match="'control' exists with other arguments"):
+            broker.declare(rabbit)
+    finally:
+        with rabbit.channel() as channel:
+            channel.queue_delete("control")
+        broker.declare(rabbit)
+
+
+def test_a_blocked_broker_is_a_visible_state_and_never_a_hang(
+    queued: Callable[..., Job], rabbit: kombu.Connection, settings: Any
+) -> None:
+    """RabbitMQ under a memory or disk alarm says so and reads no more: nothing is marked, and it ends by itself."""
+    settings.CONFIRM_SECONDS = 0.5
+    with in_front_of(settings.CELERY_BROKER_URL) as proxy:
+        settings.CELERY_BROKER_URL = proxy.url
+        publisher = Publisher()
+        queued()
+        assert relay.relay_batch(publisher).confirmed == 1
+        proxy.block()
+        job = queued()
+        assert relay.relay_batch(publisher).confirmed == 0
+        assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 1
+        assert OutboxMessage.objects.get(job=job).sent_at is None
+        proxy.unblock()
+        with connection.cursor() as cursor:
+            cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+        until(lambda: relay.relay_batch(publisher).confirmed == 1)
+        assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 0
+        publisher.close()

@@ -1,0 +1,23 @@
+"""A copy of somebody's file does not outlive the process that made it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from pipeline import scratch
+
+
+def test_a_starting_worker_clears_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dead = tmp_path / f"{scratch.PREFIX}999999999-abc"
+    dead.mkdir()
+    (dead / "original").write_bytes(b"private")
+    with scratch.folder() as alive:
+        (alive / "original").write_bytes(b"in work")
+        assert scratch.clear_abandoned() == 1
+        assert not dead.exists()
+        assert (alive / "original").exists()
+    assert not alive.exists()

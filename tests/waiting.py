@@ -1,0 +1,20 @@
+"""Waiting on a condition, with a deadline; never for a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+Answer = TypeVar("Answer")
+
+
+def until(condition: Callable[[], Answer], *, seconds: float = 30.0, say: Callable[[], object] | None = None) -> Answer:
+    """Ask until the answer is true; AssertionError with what `say` tells when it never is."""
+    deadline = time.monotonic() + seconds
+    while True:
+        answer = condition()
+        if answer:
+            return answer
+        assert time.monotonic() < deadline, f"did not happen in {seconds} s: {say() if say else condition}"
+        time.sleep(0.02)
