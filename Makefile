@@ -1,0 +1,47 @@
+# Everything is set up by the first target that needs it, below .venv and .local.
+#
+#   make demo                         sends sample pictures through the real stack and checks what comes back
+#   make demo FILES='a.jpg b.png'     sends yours instead; REPORT=out.json writes the outcome down as well
+#   make up                           runs the stack until Ctrl-C and prints its addresses and a login
+#   make test [ARGS='-k name -x']     runs the tests with a PostgreSQL and a RabbitMQ of their own
+#   make lint                         format, lint, types, layers, migrations, deployment
+#   make bench [ONLY=row]             measures this machine
+#
+# CELERY_BROKER_URL, where set, names the RabbitMQ to use instead of a private one.
+
+BOOTSTRAP := sh config/local/bootstrap.sh
+PYTHON := .venv/bin/python
+LOCAL := exec $(PYTHON) -m config.local
+
+# Settings as in production, for the checks that start no service.
+PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfast.example \
+	SECRET_KEY=for-checks-only-0123456789-abcdefghijklmnopqrstuvwxyz-0123456789 \
+	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1//
+
+.PHONY: demo up test lint bench
+
+demo:
+	@$(BOOTSTRAP) local
+	@$(LOCAL) demo $(if $(REPORT),--report '$(REPORT)') -- $(FILES)
+
+up:
+	@$(BOOTSTRAP) local
+	@$(LOCAL) up
+
+test:
+	@$(BOOTSTRAP) dev
+	@$(LOCAL) exec -- pytest $(ARGS)
+
+bench:
+	@$(BOOTSTRAP) dev
+	@$(LOCAL) exec --durable -- python -m bench $(ONLY)
+
+lint:
+	@$(BOOTSTRAP) dev
+	.venv/bin/ruff format --check .
+	.venv/bin/ruff check .
+	$(PRODUCTION) .venv/bin/mypy .
+	.venv/bin/lint-imports
+	$(PRODUCTION) $(PYTHON) -W ignore::RuntimeWarning manage.py makemigrations --check --dry-run
+	$(PRODUCTION) $(PYTHON) manage.py check --deploy --fail-level WARNING
+	$(PYTHON) -m config.compose_check

@@ -1,0 +1,76 @@
+"""The processes of Holdfast itself, as the stack runs them."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from config.local.places import CHECKOUT, PYTHON, free_port
+from config.local.supervision import Program
+
+ORDER = 200
+QUEUES = ("images", "control")
+MOST_IMAGE_WORKERS = 4
+
+
+@dataclass(frozen=True)
+class Addresses:
+    """Where the processes answer to a browser."""
+
+    web_port: int
+    flower_port: int
+
+    @property
+    def web_url(self) -> str:
+        return f"http://127.0.0.1:{self.web_port}"
+
+    @property
+    def flower_url(self) -> str:
+        return f"http://127.0.0.1:{self.flower_port}"
+
+
+def free_addresses() -> Addresses:
+    """Addresses that nobody holds at this moment."""
+    return Addresses(web_port=free_port(), flower_port=free_port())
+
+
+def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> list[Program]:
+    """Web, dispatcher, beat, a worker for each queue, and Flower; beat keeps its schedule in `folder`."""
+    image_workers = min(os.cpu_count() or 1, MOST_IMAGE_WORKERS)
+    schedule = f"--schedule={folder}/beat-schedule"
+    bind = {"WEB_BIND": f"127.0.0.1:{addresses.web_port}"}
+    broker_api = {"FLOWER_BROKER_API": f"{management_url}/api/"} if management_url else {}
+    # gunicorn's control socket would lie in the home folder, one for every stack of this person.
+    gunicorn = ("gunicorn", "config.wsgi", "--config", "config/gunicorn.py", "--no-control-socket")
+    flower = ("flower", "--address=127.0.0.1", f"--port={addresses.flower_port}")
+    return [
+        # At once: a client that holds its request open for news must not hold up the end.
+        replace(_program("web", "-m", *gunicorn, environment=bind), stop_signal="QUIT"),
+        _program("dispatcher", "manage.py", "dispatcher"),
+        _celery("beat", "beat", schedule, "--pidfile="),
+        _celery("worker-images", *_worker("images", concurrency=image_workers)),
+        _celery("worker-control", *_worker("control", concurrency=1)),
+        # It keeps nothing, and ignores signals while it starts.
+        replace(_celery("flower", *flower, environment=broker_api), stop_seconds=2),
+    ]
+
+
+def _worker(queue: str, *, concurrency: int) -> tuple[str, ...]:
+    return ("worker", f"--queues={queue}", f"--hostname={queue}@%h", f"--concurrency={concurrency}")
+
+
+def _celery(name: str, *arguments: str, environment: dict[str, str] | None = None) -> Program:
+    return _program(name, "-m", "celery", "-A", "config", *arguments, environment=environment)
+
+
+def _program(name: str, *arguments: str, environment: dict[str, str] | None = None) -> Program:
+    return Program(
+        name=name,
+        argv=(PYTHON, *arguments),
+        directory=CHECKOUT,
+        order=ORDER,
+        environment={"METRICS_PORT": str(free_port()), **(environment or {})},
+        # Time for work in hand to be finished or handed back.
+        stop_seconds=30,
+    )
