@@ -1,0 +1,127 @@
+"""Rules about the whole tree that no single module can keep."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from django.db import connection
+
+from config.env import BASE_DIR
+from pipeline import registry
+from pipeline.broker import QUEUE_NAMES
+from pipeline.models import Job
+from pipeline.states import MOVES, TERMINAL, State
+
+PACKAGES = ("attachments", "pipeline", "config", "schemas", "notifications")
+WRITES = {"update", "create", "bulk_create", "bulk_update", "get_or_create", "update_or_create", "save"}
+
+
+def modules() -> Iterator[tuple[Path, ast.Module]]:
+    for package in PACKAGES:
+        for path in sorted((BASE_DIR / package).rglob("*.py")):
+            if "migrations" not in path.parts:
+                yield path.relative_to(BASE_DIR), ast.parse(path.read_text())
+
+
+def test_only_lifecycle_writes_a_jobs_state() -> None:
+    """Every status write names the expected state and the lease token; that holds only if there is one writer."""
+    offenders = [
+        f"{path}:{ast.unparse(node)}"
+        for path, tree in modules()
+        if str(path) != "pipeline/lifecycle.py" and path.parts[0] != "config"  # wiring holds no jobs
+        for node in ast.walk(tree)
+        if _writes_a_state(node)
+    ]
+    assert offenders == []
+
+
+def _writes_a_state(node: ast.AST) -> bool:
+    if isinstance(node, (ast.Assign, ast.AugAssign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(isinstance(target, ast.Attribute) and target.attr in _GUARDED for target in targets)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in WRITES:
+        return any(keyword.arg in _GUARDED for keyword in node.keywords)
+    return False
+
+
+_GUARDED = {"state", "lease_token", "lease_until", "leased_by", "served_version"}
+
+
+def test_the_rule_about_state_writes_can_see_one() -> None:
+    assert _writes_a_state(ast.parse("job.state = 'ready'").body[0])
+    assert _writes_a_state(ast.parse("Job.objects.filter(x=1).update(state='ready')", mode="eval").body)
+
+
+def test_only_broker_publishes() -> None:
+    offenders = [
+        f"{path}:{node.lineno}"
+        for path, tree in modules()
+        if str(path) != "pipeline/broker.py"
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr in {"basic_publish", "apply_async", "delay", "send_task"}
+    ]
+    assert offenders == []
+
+
+def test_nothing_asks_the_broker_to_wait() -> None:
+    """No ETA and no countdown anywhere: waiting is a due time in a row."""
+    offenders = [
+        f"{path}:{node.value.lineno}"
+        for path, tree in modules()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.keyword) and node.arg in {"eta", "countdown", "max_retries"}
+    ]
+    assert offenders == []
+
+
+@pytest.mark.django_db
+def test_enum_constraint_and_documentation_agree_on_the_states() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT pg_get_constraintdef(oid) FROM pg_constraint WHERE conname = 'pipeline_job_state_known'")
+        (definition,) = cursor.fetchone()
+    assert set(re.findall(r"'(\w+)'", definition)) == set(State.values)
+    assert Job._meta.get_field("state").choices == State.choices
+    assert documented_moves() == MOVES
+
+
+def documented_moves() -> set[tuple[State | None, State]]:
+    moves = set()
+    for line in (BASE_DIR / "docs" / "states.md").read_text().splitlines():
+        cell = line.strip("| ").split("|")[0].strip() if line.startswith("|") else ""
+        if "→" in cell:
+            before, after = (side.strip(" `") for side in cell.split("→"))
+            targets = [State(word.strip(" `")) for word in after.split("/")]
+            moves |= {(None if before in {"–", "-"} else State(before), target) for target in targets}
+    return moves
+
+
+def test_terminal_states_have_no_way_out_but_what_is_listed() -> None:
+    assert {before for before, _ in MOVES} - {None} == set(State) - {
+        state for state in TERMINAL if not any(before == state for before, _ in MOVES)
+    }
+
+
+def test_every_pipeline_names_a_queue_that_is_declared() -> None:
+    assert {pipeline.queue for pipeline in registry.PIPELINES} <= set(QUEUE_NAMES)
+
+
+def test_every_partial_index_says_which_query_it_serves() -> None:
+    for path in ("attachments/models.py", "pipeline/models.py"):
+        lines = (BASE_DIR / path).read_text().splitlines()
+        for number, line in enumerate(lines):
+            if "models.Index(" in line:
+                assert lines[number - 1].strip().startswith("#"), f"{path}:{number + 1}"
+
+
+def test_no_path_of_a_machine_and_no_registry_is_committed() -> None:
+    pattern = re.compile(r"(^|[\s\"'=(])/(home|root|Users)/[a-z]", re.MULTILINE)
+    for path, _ in modules():
+        assert not pattern.search((BASE_DIR / path).read_text()), path
+    for lock in (BASE_DIR / "requirements").glob("*.txt"):
+        assert "://" not in lock.read_text(), lock
