@@ -16,7 +16,8 @@ LOCAL := exec $(PYTHON) -m config.local
 # Settings as in production, for the checks that start no service.
 PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfast.example \
 	SECRET_KEY=for-checks-only-0123456789-abcdefghijklmnopqrstuvwxyz-0123456789 \
-	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1//
+	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1// \
+	STORAGE_ROOT=/var/lib/holdfast
 
 .PHONY: demo up test lint bench
 

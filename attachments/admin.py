@@ -16,7 +16,7 @@ from typing import Any
 from django.contrib import admin
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.auth.models import User
-from django.db.models import Model, OuterRef, Q, QuerySet, Subquery
+from django.db.models import Model, Q, QuerySet
 from django.http import HttpRequest
 from django.template.defaultfilters import filesizeformat
 from django.template.loader import render_to_string
@@ -27,6 +27,7 @@ from unfold.admin import ModelAdmin, TabularInline
 from unfold.decorators import display
 from unfold.paginator import InfinitePaginator
 
+from attachments import listing
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline.models import Job
 from pipeline.states import State
@@ -166,9 +167,7 @@ class AttachmentAdmin(ReadOnlyAdmin):
     inlines = (JobInline, VariantInline)
 
     def get_queryset(self, request: HttpRequest) -> QuerySet[Attachment]:
-        newest = Job.objects.filter(attachment=OuterRef("pk")).order_by("-created_at")
-        found: QuerySet[Attachment] = super().get_queryset(request)
-        return found.annotate(newest_state=Subquery(newest.values("state")[:1]))
+        return listing.with_state(super().get_queryset(request))
 
     def find(self, term: str) -> Q | None:
         if (identity := as_uuid(term)) is not None:
@@ -179,12 +178,8 @@ class AttachmentAdmin(ReadOnlyAdmin):
 
     @display(description="state", label=STATE_COLOURS)
     def state(self, attachment: Attachment) -> str:
-        """An attachment has no state of its own: it is served, or in its newest job's state."""
-        if attachment.deleted_at is not None:
-            return "deleted"
-        if attachment.served_version is not None:
-            return State.READY
-        return str(attachment.newest_state or "")  # type: ignore[attr-defined]  # annotated above
+        """What its owner sees of it, until it is deleted."""
+        return "deleted" if attachment.deleted_at is not None else str(attachment.state)  # type: ignore[attr-defined]
 
     @display(description="size")
     def readable_size(self, attachment: Attachment) -> str:

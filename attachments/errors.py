@@ -49,7 +49,7 @@ class UnsupportedType(Refused):
 class PipelineUnavailable(Refused):
     code = "pipeline_unavailable"
     status = 415
-    sentence = "The pipeline for this kind of file is not available here."
+    sentence = "This pipeline does not take this kind of file here. Leave `pipeline` out, or send a file of its kind."
 
 
 class DigestMismatch(Refused):
@@ -91,3 +91,25 @@ class ObjectCorrupt(AttachmentError):
     code = "object_corrupt"
     status = 503
     sentence = "The stored file is damaged. Please contact the operator."
+
+
+class OutcomeUnknown(AttachmentError):
+    """The database did not say whether the commit happened; the file may have been accepted."""
+
+    code = "outcome_unknown"
+    status = 503
+    sentence = "The service could not confirm that it has the file. Send it again with the same Idempotency-Key."
+
+
+class KeyReused(AttachmentError):
+    """The idempotency key was used before, for other bytes or parameters."""
+
+    code = "idempotency_key_reused"
+    status = 422
+    sentence = "This Idempotency-Key was used for another file or other parameters. Use a new key."
+
+
+class KeyTaken(AttachmentError):
+    """An object is already stored, or being written, under this key; it was left as it is."""
+
+    code = "key_taken"

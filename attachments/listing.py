@@ -74,7 +74,9 @@ class Status:
 
 def living(owner: User) -> QuerySet[Any]:
     """The owner's attachments that are not deleted, as `statuses` wants them."""
-    return with_state(Attachment.objects.filter(owner=owner, deleted_at__isnull=True)).select_related("original")
+    attachments = with_state(Attachment.objects.filter(owner=owner, deleted_at__isnull=True))
+    # A row that was inserted by hand may have no job, and then there is nothing to tell of it.
+    return attachments.filter(told_by__isnull=False).select_related("original")
 
 
 def with_state(attachments: QuerySet[Attachment]) -> QuerySet[Any]:
@@ -114,7 +116,7 @@ def statuses(attachments: QuerySet[Any]) -> list[Status]:
     return [
         Status(attachment, State(attachment.state), job, recorded[attachment.id, job.pipeline_version])
         for attachment in found
-        if (job := jobs.get(attachment.told_by))
+        for job in [jobs[attachment.told_by]]
     ]
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 
 from django.conf import settings
-from django.db import Error, transaction
+from django.db import InterfaceError, OperationalError, transaction
 
 from attachments import storage
-from attachments.errors import AttachmentError
+from attachments.errors import StorageUnavailable
 from attachments.models import BucketRole, StoredObject
 
 logger = logging.getLogger(__name__)
@@ -45,21 +45,17 @@ def throw_away(object_id: int) -> None:
     try:
         if unused.update(bucket_role=BucketRole.TRASH):
             erase(object_id)
-    except Error as error:
-        logger.warning("object_left_in_staging", extra={"object_id": object_id, "cause": type(error).__name__})
+    except (OperationalError, InterfaceError, StorageUnavailable) as error:
+        logger.warning("object_left_to_the_sweep", extra={"object_id": object_id, "cause": type(error).__name__})
 
 
 def erase(object_id: int) -> bool:
-    """Delete the bytes of a trashed object, then its row; False when the storage is away or it is no trash."""
+    """Delete the bytes of a trashed object, then its row; False when it is none. StorageUnavailable when it is away."""
     found = StoredObject.objects.filter(
         id=object_id, bucket_role=BucketRole.TRASH, attachment__isnull=True, variant__isnull=True
     ).first()
     if found is None:
         return False
-    try:
-        storage.delete(found.bucket, found.key)
-    except AttachmentError as error:
-        logger.warning("object_not_deleted", extra={"object_id": object_id, "code": error.code})
-        return False
+    storage.delete(found.bucket, found.key)
     StoredObject.objects.filter(id=object_id, bucket_role=BucketRole.TRASH).delete()
     return True

@@ -24,7 +24,7 @@ from urllib.parse import quote
 from django.conf import settings
 from django.core.exceptions import SuspiciousFileOperation
 
-from attachments.errors import AttachmentError, ObjectCorrupt, StorageUnavailable
+from attachments.errors import ObjectCorrupt, StorageUnavailable
 from attachments.names import printable
 
 CHUNK_BYTES = 256 * 1024
@@ -32,12 +32,6 @@ MAX_KEY_BYTES = 1024  # S3's own limit
 MAX_FILENAME_BYTES = 200  # up to five times that in a signed URL, which encodes it twice
 
 Disposition = Literal["inline", "attachment"]
-
-
-class KeyTaken(AttachmentError):
-    """An object is already stored, or being written, under this key; it was left as it is."""
-
-    code = "key_taken"
 
 
 class Written(NamedTuple):

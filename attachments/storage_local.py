@@ -16,8 +16,7 @@ from django.conf import settings
 from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import FileSystemStorage
 
-from attachments.errors import ObjectMissing, StorageUnavailable
-from attachments.storage import KeyTaken
+from attachments.errors import KeyTaken, ObjectMissing, StorageUnavailable
 
 logger = logging.getLogger(__name__)
 

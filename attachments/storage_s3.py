@@ -17,12 +17,12 @@ from functools import cached_property, lru_cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
 
-from botocore.exceptions import BotoCoreError, ClientError
+from botocore.exceptions import ClientError
 from django.conf import settings
 
-from attachments.errors import ObjectMissing, StorageUnavailable
-from attachments.storage import KeyTaken, Source
-from attachments.storage_s3_client import MARK, Options, code_of, connect, find, status_of, storage_errors
+from attachments.errors import KeyTaken, ObjectMissing, StorageUnavailable
+from attachments.storage import Source
+from attachments.storage_s3_client import MARK, UNREACHABLE, Options, code_of, connect, find, status_of, storage_errors
 
 if TYPE_CHECKING:
     from botocore.response import StreamingBody
@@ -207,7 +207,7 @@ class S3Sink:
             found = find(self._client, self._bucket, self._key) if self._is_sent else None
             if found and found.mark == self._mark:
                 self._client.delete_object(**self._at)
-        except (BotoCoreError, ClientError) as error:
+        except (ClientError, *UNREACHABLE) as error:
             logger.warning("object_not_discarded", extra={"error": type(error).__name__})
 
     def _send_part(self) -> None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 #: The name of the metadata by which a writer knows its own object.
 MARK = "writer"
+#: What a client raises when it gets no answer; an answer that refuses is a ClientError.
+UNREACHABLE = (BotoCoreError, HTTPError, OSError)
 
 
 @dataclass(frozen=True)
@@ -109,5 +111,5 @@ def storage_errors(action: str) -> Iterator[None]:
     except ClientError as error:
         answer = f"{error.operation_name} was answered {status_of(error)} {code_of(error)}"
         raise StorageUnavailable(f"{action}: {answer}.") from error
-    except (BotoCoreError, HTTPError, OSError) as error:
+    except UNREACHABLE as error:
         raise StorageUnavailable(f"{action}: {type(error).__name__}.") from error

@@ -13,8 +13,9 @@ from rest_framework.authtoken.models import Token
 
 from attachments import storage
 from bench.figures import Figure
+from config.local.places import free_port
 from tests.pictures import jpeg
-from tests.processes import Process, free_port, stack
+from tests.processes import Process, stack
 from tests.waiting import until
 
 GIGABYTE = 1024**3

@@ -15,12 +15,13 @@ from django.db.models.functions import Now
 
 from attachments import storage
 from bench.figures import Figure
-from pipeline import broker, intake, outbox
+from pipeline import broker, intake
 from pipeline.broker import Publisher
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.relay import Relay
 from pipeline.states import Source, State
 from pipeline.wire import Message
+from tests.messages import backlog
 from tests.pictures import png
 from tests.processes import Process, stack
 from tests.waiting import until
@@ -34,8 +35,11 @@ def relay(_folder: Path) -> list[Figure]:
     """One relay process over a backlog, beside a loop that waits for each confirm."""
     with broker.connect() as rabbit:
         broker.declare(rabbit)
+        OutboxMessage.objects.filter(sent_at=None).update(sent_at=Now())
         job = _job()
-        _backlog(job, MESSAGES)
+        backlog(job, MESSAGES)
+        with connection.cursor() as cursor:
+            cursor.execute("ANALYZE pipeline_outbox")
         one = Relay()
         began = time.perf_counter()
         sent = one.run()
@@ -101,29 +105,6 @@ def _job() -> Job:
     owner, _ = User.objects.get_or_create(username="bench")
     received = intake.receive([png()], created_by="bench")
     return intake.accept(received, intake.Request(owner=owner, source=Source.REST)).job
-
-
-def _backlog(job: Job, count: int) -> None:
-    OutboxMessage.objects.filter(sent_at=None).update(sent_at=Now())
-    first = OutboxMessage.objects.get(job=job)
-    OutboxMessage.objects.bulk_create(
-        (
-            OutboxMessage(
-                job=job,
-                attempt=number,
-                queue=first.queue,
-                task=first.task,
-                message_id=f"{job.job_id}:{number}",
-                headers=outbox._headers(first.task, f"{job.job_id}:{number}", job.carrier),  # noqa: SLF001
-                body=first.body,
-                due_at=Now(),
-            )
-            for number in range(2, count + 2)
-        ),
-        batch_size=2000,
-    )
-    with connection.cursor() as cursor:
-        cursor.execute("ANALYZE pipeline_outbox")
 
 
 def _one_by_one(job: Job) -> float:

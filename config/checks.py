@@ -22,8 +22,22 @@ def timings(**_: Any) -> list[CheckMessage]:
         )
     if settings.MAX_FAILURES < 1:
         found.append(Error("A job needs at least one try.", hint="Set MAX_FAILURES to 1 or more.", id="holdfast.E002"))
-    if settings.MAX_WAITERS < 0 or settings.SIGNED_URL_SECONDS < 1:
-        found.append(Error("MAX_WAITERS and SIGNED_URL_SECONDS must not be negative.", id="holdfast.E003"))
+    if settings.SIGNED_URL_SECONDS < 1:
+        found.append(
+            Error(
+                "A signed URL must hold for a second at least.",
+                hint="Set SIGNED_URL_SECONDS to 1 or more.",
+                id="holdfast.E003",
+            )
+        )
+    if not 0 <= settings.MAX_WAITERS < settings.WEB_THREADS:
+        found.append(
+            Error(
+                "Requests that wait must leave a thread for the others.",
+                hint="Set MAX_WAITERS to at least 0 and less than WEB_THREADS.",
+                id="holdfast.E004",
+            )
+        )
     return found
 
 
@@ -35,6 +49,12 @@ def storage(**_: Any) -> list[CheckMessage]:
                 f"Unknown STORAGE_BACKEND {settings.STORAGE_BACKEND!r}.",
                 hint="Set it to local or s3.",
                 id="holdfast.E010",
+            )
+        ]
+    if settings.STORAGE_BACKEND == "local" and not settings.STORAGE_ROOT:
+        return [
+            Error(
+                "Local storage needs a folder.", hint="Set STORAGE_ROOT, or STORAGE_BACKEND to s3.", id="holdfast.E012"
             )
         ]
     if settings.STORAGE_BACKEND == "s3" and not settings.STORAGE_BUCKET:

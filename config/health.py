@@ -12,16 +12,15 @@ from django.db.models import Count, Min, Q
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, JsonResponse
 from django.views.decorators.http import require_safe
-from prometheus_client import CONTENT_TYPE_LATEST, REGISTRY, CollectorRegistry, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
-from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 
 from attachments import storage
 from attachments.errors import AttachmentError
-from config.env import read
+from config import scraping
 from pipeline.models import Job, OutboxMessage
-from pipeline.states import State
+from pipeline.states import Runner, State
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +46,7 @@ def readyz(_: HttpRequest) -> HttpResponse:
 @require_safe
 def metrics(_: HttpRequest) -> HttpResponse:
     """What this process counted (all of them where PROMETHEUS_MULTIPROC_DIR is set), and the database's gauges."""
-    return HttpResponse(_counted() + generate_latest(_stock), content_type=CONTENT_TYPE_LATEST)
+    return HttpResponse(generate_latest(scraping.counted()) + generate_latest(_stock), content_type=CONTENT_TYPE_LATEST)
 
 
 class Stock(Collector):
@@ -91,15 +90,6 @@ def _short_queries() -> Iterator[None]:
         yield
 
 
-def _counted() -> bytes:
-    shared = read("PROMETHEUS_MULTIPROC_DIR")
-    if not shared:
-        return generate_latest(REGISTRY)
-    every_process = CollectorRegistry()
-    MultiProcessCollector(every_process, shared)  # type: ignore[no-untyped-call]
-    return generate_latest(every_process)
-
-
 def _jobs() -> GaugeMetricFamily:
     counted = dict(Job.objects.values_list("state").annotate(count=Count("*")))
     gauge = GaugeMetricFamily("holdfast_jobs", "Jobs by state.", labels=["state"])
@@ -114,7 +104,8 @@ def _dead() -> GaugeMetricFamily:
 
 
 def _oldest_queued() -> GaugeMetricFamily:
-    oldest = Job.objects.filter(state=State.QUEUED, due_at__lte=Now()).aggregate(age=Now() - Min("due_at"))["age"]
+    waiting = Job.objects.filter(state=State.QUEUED, runner=Runner.WORKER, due_at__lte=Now())
+    oldest = waiting.aggregate(age=Now() - Min("due_at"))["age"]
     seconds = oldest.total_seconds() if oldest else 0
     return _gauge("holdfast_oldest_queued_seconds", "For how long the oldest due job has waited to be taken.", seconds)
 

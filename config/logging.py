@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from django.core.exceptions import ImproperlyConfigured
 from django.http import HttpRequest, HttpResponse
 
 TRACEPARENT = re.compile(r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}$")
@@ -112,14 +113,18 @@ class ConsoleFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+FORMATTERS = {"json": JsonFormatter, "console": ConsoleFormatter}
+
+
 def logging_config(*, level: str, style: str) -> dict[str, Any]:
-    """A dictConfig to stderr; `style` is `json` or `console`."""
-    formatter = {"json": JsonFormatter, "console": ConsoleFormatter}[style]
+    """A dictConfig to stderr; `style` is the value of LOG_FORMAT: `json` or `console`, else ImproperlyConfigured."""
+    if style not in FORMATTERS:
+        raise ImproperlyConfigured(f"LOG_FORMAT must be {' or '.join(FORMATTERS)}, not {style!r}.")
     return {
         "version": 1,
         "disable_existing_loggers": False,
         "filters": {"trace": {"()": TraceFilter}},
-        "formatters": {"line": {"()": formatter}},
+        "formatters": {"line": {"()": FORMATTERS[style]}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["trace"]}},
         "root": {"handlers": ["stderr"], "level": level},
         # The frameworks at DEBUG print SQL, message bodies and signed requests; ours never need that.

@@ -11,8 +11,12 @@ import atexit
 import os
 import shutil
 import tempfile
+from typing import TYPE_CHECKING
 
 from config.env import read
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"
 
@@ -31,16 +35,22 @@ def share() -> None:
 
 def serve() -> None:
     """Answer scrapes from a thread of the main process."""
-    from prometheus_client import REGISTRY, CollectorRegistry, start_http_server
+    from prometheus_client import start_http_server
+
+    if read("METRICS_PORT"):
+        start_http_server(read("METRICS_PORT"), registry=counted())
+
+
+def counted() -> CollectorRegistry:
+    """What this process counted; where it shares a folder, what all of them did."""
+    from prometheus_client import REGISTRY, CollectorRegistry
     from prometheus_client.multiprocess import MultiProcessCollector
 
-    if not read("METRICS_PORT"):
-        return
-    registry = REGISTRY
-    if read(FOLDER):
-        registry = CollectorRegistry()
-        MultiProcessCollector(registry)  # type: ignore[no-untyped-call]
-    start_http_server(read("METRICS_PORT"), registry=registry)
+    if not read(FOLDER):
+        return REGISTRY
+    every_process = CollectorRegistry()
+    MultiProcessCollector(every_process)  # type: ignore[no-untyped-call]
+    return every_process
 
 
 def forget(pid: int) -> None:

@@ -88,9 +88,10 @@ AUTH_PASSWORD_VALIDATORS = [
 DATABASE_URL = read("DATABASE_URL")
 #: LISTEN needs a session of its own, so never a transaction pooler; empty: DATABASE_URL is a direct connection.
 DATABASE_LISTEN_URL = read("DATABASE_LISTEN_URL")
+_database = environ.Env.db_url_config(DATABASE_URL)
 DATABASES: dict[str, dict[str, Any]] = {
     "default": {
-        **environ.Env.db_url_config(DATABASE_URL),
+        **_database,
         "CONN_MAX_AGE": 600,
         "CONN_HEALTH_CHECKS": True,
         "OPTIONS": {
@@ -101,6 +102,8 @@ DATABASES: dict[str, dict[str, Any]] = {
             "keepalives_count": 3,
             "tcp_user_timeout": 30_000,
             "options": "-c statement_timeout=30s -c idle_in_transaction_session_timeout=30s -c lock_timeout=10s",
+            # What the URL says, such as sslmode, goes first.
+            **_database.get("OPTIONS", {}),
         },
     }
 }
@@ -111,7 +114,7 @@ CONFIRM_SECONDS = read("CONFIRM_SECONDS")
 
 # --- Storage ----------------------------------------------------------------------------------------
 STORAGE_BACKEND = read("STORAGE_BACKEND")
-STORAGE_ROOT = read("STORAGE_ROOT") or str(BASE_DIR / ".local" / "storage")
+STORAGE_ROOT = read("STORAGE_ROOT")
 STORAGE_BUCKET = read("STORAGE_BUCKET")
 AWS_ACCESS_KEY_ID = read("AWS_ACCESS_KEY_ID")
 AWS_SECRET_ACCESS_KEY = read("AWS_SECRET_ACCESS_KEY")
@@ -125,6 +128,8 @@ SIGNED_URL_SECONDS = read("SIGNED_URL_SECONDS")
 MAX_UPLOAD_BYTES = read("MAX_UPLOAD_BYTES")
 MAX_IMAGE_PIXELS = read("MAX_IMAGE_PIXELS")
 MAX_WAITERS = read("MAX_WAITERS")
+#: For `config.checks`; the web server reads it itself.
+WEB_THREADS = read("WEB_THREADS")
 ACCEPT_ANY_FILE = read("ACCEPT_ANY_FILE")
 
 # --- Timings of work; see docs/states.md -------------------------------------------------------------
@@ -151,7 +156,7 @@ OUTBOX_RETENTION_SECONDS = read("OUTBOX_RETENTION_SECONDS")
 REST_FRAMEWORK = {
     "DEFAULT_AUTHENTICATION_CLASSES": [
         "rest_framework.authentication.TokenAuthentication",
-        "rest_framework.authentication.SessionAuthentication",
+        "attachments.authentication.BrowserSession",
     ],
     "DEFAULT_PERMISSION_CLASSES": ["rest_framework.permissions.IsAuthenticated"],
     "DEFAULT_RENDERER_CLASSES": ["rest_framework.renderers.JSONRenderer"],
@@ -174,7 +179,6 @@ SPECTACULAR_SETTINGS = {
 # --- Observability ----------------------------------------------------------------------------------
 METRICS_PORT = read("METRICS_PORT")
 FLOWER_URL = read("FLOWER_URL")
-LOGGING_CONFIG = "logging.config.dictConfig"
 LOGGING = logging_config(level=read("LOG_LEVEL"), style=read("LOG_FORMAT"))
 UNFOLD = {
     "SITE_TITLE": "Holdfast",

@@ -163,14 +163,14 @@ class Publisher:
 
         Returns a receipt for each. Raises BrokerUnavailable only when nothing was sent.
         """
-        channel = self._open()
+        channel = self.open()
         batch = _Batch(self._next_tag, [message.message_id for message in messages])
         channel.events["basic_ack"] = {batch.on_ack}
         channel.events["basic_nack"] = {batch.on_nack}
         channel.events["basic_return"] = {batch.on_return}
         deadline = time.monotonic() + settings.CONFIRM_SECONDS
         try:
-            self._send(channel, messages)
+            self._send(channel, messages, deadline)
             failpoints.hit("after_publish")
             self._await(batch, deadline)
         except (OSError, AMQPError) as error:
@@ -179,6 +179,7 @@ class Publisher:
                 "publish_interrupted",
                 extra={"cause": type(error).__name__, "blocked": self._is_blocked, "unconfirmed": len(batch.pending)},
             )
+            metrics.BROKER_UP.labels(role="publisher").set(0)
             self.close()
         if Receipt.RETURNED in batch.receipts:
             # A queue is missing; it is declared again with the next connection.
@@ -187,7 +188,7 @@ class Publisher:
 
     def queue_is_empty(self, queue: str) -> bool:
         """Whether no message waits in the queue; True as well when it does not exist."""
-        self._open()
+        self.open()
         assert self._connection is not None
         try:
             return not ready_messages(self._connection, queue)
@@ -201,7 +202,12 @@ class Publisher:
         if connection is not None:
             connection.collect(socket_timeout=1)
 
-    def _open(self) -> Any:
+    @property
+    def is_open(self) -> bool:
+        return self._channel is not None
+
+    def open(self) -> Any:
+        """Connect and declare the topology unless that is done; BrokerUnavailable, or WrongTopology, when it fails."""
         if self._channel is not None:
             return self._channel
         connection = connect()
@@ -222,7 +228,7 @@ class Publisher:
         metrics.BROKER_UP.labels(role="publisher").set(1)
         return channel
 
-    def _send(self, channel: Any, messages: Sequence[Message]) -> None:
+    def _send(self, channel: Any, messages: Sequence[Message], deadline: float) -> None:
         """Encode and write a run of messages at a time: the broker works on one while the next is encoded.
 
         What it has to say meanwhile is heard when its confirms are awaited.
@@ -230,6 +236,8 @@ class Publisher:
         assert self._connection is not None
         wired, sent_at = self._connection.connection, int(time.time())
         for start in range(0, len(messages), RUN):
+            if time.monotonic() > deadline:
+                raise TimeoutError
             run = messages[start : start + RUN]
             wired.transport.write(
                 wire.published(

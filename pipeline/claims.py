@@ -19,7 +19,9 @@ from django.conf import settings
 from django.db import InterfaceError, OperationalError, connection
 
 from pipeline import lifecycle, metrics, shutdown
-from pipeline.lifecycle import Cancelled, Failure, Lease, LeaseLost
+from pipeline.confined import Interrupted
+from pipeline.failures import CANCELLED, ORIGINAL_GONE
+from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 from pipeline.models import Job
 from pipeline.registry import UnknownPipeline
 from pipeline.states import State
@@ -58,8 +60,9 @@ class ShuttingDown(Exception):
 
 def take(job_id: uuid.UUID, *, attempt: int, worker: str) -> Lease | Unclaimable:
     """Claim the attempt that a message names, or say why not ([transcription]: неделимость захвата)."""
+    token = uuid.uuid4()
     try:
-        lease = patiently(lambda: lifecycle.claim(job_id, attempt=attempt, worker=worker))
+        lease = patiently(lambda: lifecycle.claim(job_id, attempt=attempt, worker=worker, token=token))
     except UnknownPipeline as error:
         # A newer release made it, and its workers will get it: redispatch sends it again.
         logger.warning("unknown_pipeline", extra={"job_id": str(job_id), "pipeline": str(error)})
@@ -85,19 +88,23 @@ def explain(job_id: uuid.UUID, *, attempt: int) -> Unclaimable:
     return Unclaimable.LEASED if job.state == State.PROCESSING else Unclaimable.NOT_DUE
 
 
-def patiently(ask: Callable[[], Answer]) -> Answer:
+def patiently(ask: Callable[[], Answer], *, stop: Callable[[], bool] = lambda: False) -> Answer:
     """Ask the database until it answers: an outage is waited out, a deadlock tried again, nothing is burnt.
 
-    Only for acts that are guarded and idempotent. Raises ShuttingDown when the worker is told to stop meanwhile.
+    Only for acts that are guarded and idempotent. Raises ShuttingDown when the worker is told to stop meanwhile, and
+    Interrupted when `stop` says that the answer would come too late.
     """
     while True:
         try:
             return ask()
         except (OperationalError, InterfaceError) as error:
-            logger.warning("database_unavailable", extra={"cause": type(error).__name__})
+            sqlstate = getattr(error.__cause__, "sqlstate", None)
+            logger.warning("database_unavailable", extra={"cause": type(error).__name__, "sqlstate": sqlstate})
             connection.close()
         if shutdown.wait(AGAIN_SECONDS):
             raise ShuttingDown
+        if stop():
+            raise Interrupted
 
 
 @contextmanager
@@ -118,7 +125,7 @@ class Heartbeat(threading.Thread):
         super().__init__(name=f"heartbeat-{lease.job_id}", daemon=True)
         self._lease = lease
         self._ended = threading.Event()
-        self._began = self._renewed = time.monotonic()
+        self._began = time.monotonic()
         self.stop_reason: StopReason | None = None
 
     def should_stop(self) -> bool:
@@ -153,7 +160,6 @@ class Heartbeat(threading.Thread):
             logger.warning("renewal_failed", extra={"job_id": str(self._lease.job_id), "cause": type(error).__name__})
             connection.close()
             return AGAIN_SECONDS
-        self._renewed = time.monotonic()
         return float(settings.RENEW_SECONDS)
 
 
@@ -166,9 +172,3 @@ def _usable(lease: Lease) -> Lease | Unclaimable:
         patiently(lambda: lifecycle.fail(lease, ORIGINAL_GONE))
         return Unclaimable.ORIGINAL_GONE
     return lease
-
-
-CANCELLED = Failure(code="cancelled", sentence="The work was cancelled because the file was deleted.")
-ORIGINAL_GONE = Failure(
-    code="original_gone", sentence="The original is no longer kept. Send the file again.", cause="its object is trash"
-)

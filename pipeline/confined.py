@@ -50,6 +50,7 @@ class ConfinedError(Exception):
     """The work ended without a result; `code` is stable, `detail` is for the operator."""
 
     code: ClassVar[str] = "internal_error"
+    sentence: ClassVar[str] = "Something went wrong while processing this file. The operator has been told."
 
     def __init__(self, detail: str = "") -> None:
         super().__init__(detail or self.code)
@@ -60,18 +61,21 @@ class TimeLimit(ConfinedError):
     """The work took longer than it was given, by the clock or in processor time, and was killed."""
 
     code = "time_limit"
+    sentence = "Processing this file took too long. Send a smaller or simpler one."
 
 
 class MemoryLimit(ConfinedError):
     """The work asked for more memory than it was given."""
 
     code = "memory_limit"
+    sentence = "Processing this file needs more memory than allowed. Send a smaller one."
 
 
 class Crashed(ConfinedError):
     """The process died of a signal (`signal`) or left without an answer (`exit_code`); None where not known."""
 
     code = "crashed"
+    sentence = "This file stopped the program that reads it. Send another version of it."
 
     def __init__(self, detail: str = "", *, signal: int | None = None, exit_code: int | None = None) -> None:
         super().__init__(detail)

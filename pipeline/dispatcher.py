@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import psycopg
 from django.conf import settings
-from django.db import Error, connection
+from django.db import InterfaceError, OperationalError, connection
 
 from pipeline import maintenance, outbox
 from pipeline.broker import BrokerUnavailable, Publisher, WrongTopology
@@ -41,8 +41,9 @@ def run(stop: threading.Event) -> None:
         Chore("relay", 0.0, relay.run),
         Chore("recover", settings.RECOVER_EVERY_SECONDS, maintenance.recover),
         Chore("redispatch", settings.REDISPATCH_EVERY_SECONDS, lambda: maintenance.redispatch(publisher)),
-        Chore("sweep", settings.SWEEP_EVERY_SECONDS, maintenance.sweep),
     ]
+    sweeping = threading.Thread(target=_keep_sweeping, args=(stop,), name="sweep", daemon=True)
+    sweeping.start()
     logger.info("dispatcher_started")
     try:
         while not stop.is_set():
@@ -54,6 +55,15 @@ def run(stop: threading.Event) -> None:
         publisher.close()
         listener.close()
         logger.info("dispatcher_stopped")
+
+
+def _keep_sweeping(stop: threading.Event) -> None:
+    """In a thread of its own: storage that does not answer must not hold up the relay."""
+    chore = Chore("sweep", settings.SWEEP_EVERY_SECONDS, maintenance.sweep)
+    while not stop.is_set():
+        chore.run_if_due()
+        stop.wait(settings.DISPATCHER_POLL_SECONDS)
+    connection.close()
 
 
 @dataclass
@@ -72,17 +82,21 @@ class Chore:
         self._due = now + self.every_seconds
         try:
             self.act()
-        except BrokerUnavailable as error:
-            self._put_off("broker_unavailable", error)
-        except WrongTopology as error:
-            self._put_off("wrong_topology", error)
-        except Error as error:
-            connection.close()
-            self._put_off("database_unavailable", error)
+        except Exception as error:  # noqa: BLE001  (told apart, and logged, there)
+            self._put_off(error)
 
-    def _put_off(self, event: str, error: Exception) -> None:
+    def _put_off(self, error: Exception) -> None:
         self._due = time.monotonic() + max(BROKER_PAUSE_SECONDS, self.every_seconds)
-        logger.warning(event, extra={"chore": self.name, "cause": f"{type(error).__name__}: {error}"})
+        facts = {"chore": self.name, "cause": f"{type(error).__name__}: {error}"}
+        if isinstance(error, (OperationalError, InterfaceError)):
+            connection.close()
+            logger.warning("database_unavailable", extra=facts)
+        elif isinstance(error, BrokerUnavailable):
+            logger.warning("broker_unavailable", extra=facts)
+        elif isinstance(error, WrongTopology):
+            logger.error("wrong_topology", extra=facts)
+        else:
+            logger.error("chore_failed", extra=facts, exc_info=error)
 
 
 class Listener:

@@ -16,12 +16,9 @@ class InvalidEnvelope(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Envelope:
-    """Ids and versions; see `schemas/jobs.schema.json`."""
+    """What the worker needs of `schemas/jobs.schema.json`; the rest it reads from the row."""
 
     job_id: uuid.UUID
-    attachment_id: uuid.UUID
-    pipeline: str
-    pipeline_version: int
     attempt: int
     carrier: Mapping[str, str]
 
@@ -37,9 +34,6 @@ def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Envelope:
     document = args[0]
     return Envelope(
         job_id=uuid.UUID(document["job_id"]),
-        attachment_id=uuid.UUID(document["attachment_id"]),
-        pipeline=document["pipeline"],
-        pipeline_version=int(document["pipeline_version"]),
         attempt=int(document["attempt"]),
         carrier=document["carrier"],
     )

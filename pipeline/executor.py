@@ -2,9 +2,9 @@
 
 1. take: claim the attempt that the message names (a short transaction), or stop: the message is done.
 2. fetch: load the trusted original by the database's metadata, checking size and digest.
-3. make: run each step for the variants that are missing; nothing here is inside a transaction.
-4. store: put each object under a fresh key and record it, one by one.
-5. complete: a short guarded transaction publishes the result.
+3. make and store: run each step for the variants that are missing, outside of any transaction; put each object under
+   a fresh key and record it, one by one.
+4. complete: a short guarded transaction publishes the result.
 Whatever goes wrong is settled in `outcomes`. Running it twice does nothing the second time.
 """
 
@@ -12,10 +12,13 @@ from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from attachments import objects, storage
+from attachments.models import StoredObject
 from pipeline import claims, failpoints, lifecycle, metrics, outcomes, scratch
 from pipeline.claims import Heartbeat, ShuttingDown
 from pipeline.confined import Interrupted
@@ -23,20 +26,26 @@ from pipeline.envelopes import Envelope
 from pipeline.lifecycle import Lease
 from pipeline.steps import Produced, StepResult
 
+Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What the stages share."""
+    """What the stages share. `path` is where the original's copy is, once it was fetched."""
 
     lease: Lease
+    original: StoredObject
     heartbeat: Heartbeat
     scratch: Path
 
     @property
-    def original(self) -> Path:
+    def path(self) -> Path:
         return self.scratch / "original"
+
+    def ask(self, act: Callable[[], Answer]) -> Answer:
+        """Ask the database patiently, but not past the end of the attempt."""
+        return claims.patiently(act, stop=self.heartbeat.should_stop)
 
 
 def execute(envelope: Envelope, *, worker: str) -> str:
@@ -55,7 +64,8 @@ def execute(envelope: Envelope, *, worker: str) -> str:
 def _run(lease: Lease, heartbeat: Heartbeat) -> str:
     try:
         with scratch.folder() as folder:
-            attempt = Attempt(lease=lease, heartbeat=heartbeat, scratch=folder)
+            assert lease.original is not None
+            attempt = Attempt(lease=lease, original=lease.original, heartbeat=heartbeat, scratch=folder)
             for stage in STAGES:
                 stage(attempt)
     except ShuttingDown:
@@ -69,11 +79,11 @@ def _run(lease: Lease, heartbeat: Heartbeat) -> str:
 
 def fetch(attempt: Attempt) -> None:
     """Load the original unless nothing is missing."""
-    original = attempt.lease.original
-    if original is None or not _missing(attempt):
+    original = attempt.original
+    if not _missing(attempt):
         return
     assert original.size is not None and original.sha256 is not None
-    storage.fetch(original.bucket, original.key, attempt.original, size=original.size, sha256=original.sha256)
+    storage.fetch(original.bucket, original.key, attempt.path, size=original.size, sha256=original.sha256)
 
 
 def make_and_store(attempt: Attempt) -> None:
@@ -83,10 +93,9 @@ def make_and_store(attempt: Attempt) -> None:
         if not wanted:
             continue
         _stop_if_told(attempt)
-        assert attempt.lease.original is not None
         result = step.run(
-            attempt.original,
-            content_type=attempt.lease.original.content_type,
+            attempt.path,
+            content_type=attempt.original.content_type,
             wanted=wanted,
             scratch=attempt.scratch,
             stop=attempt.heartbeat.should_stop,
@@ -98,7 +107,7 @@ def make_and_store(attempt: Attempt) -> None:
 
 def complete(attempt: Attempt) -> None:
     """Publish: the job is ready and its version is served."""
-    claims.patiently(lambda: lifecycle.complete(attempt.lease))
+    attempt.ask(lambda: lifecycle.complete(attempt.lease))
     failpoints.hit("after_result_commit")
 
 
@@ -110,12 +119,10 @@ def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
     key = objects.variant_key(
         lease.attachment_id, version=lease.pipeline.version, attempt=lease.attempt, variant=produced.variant
     )
-    stored = claims.patiently(
-        lambda: objects.register(key, content_type=produced.content_type, created_by=lease.worker)
-    )
+    stored = attempt.ask(lambda: objects.register(key, content_type=produced.content_type, created_by=lease.worker))
     written = storage.put_file(stored.bucket, stored.key, produced.path, content_type=produced.content_type)
     failpoints.hit("after_store")
-    claims.patiently(
+    attempt.ask(
         lambda: lifecycle.record(
             lease,
             variant=produced.variant,
@@ -128,7 +135,7 @@ def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
 
 
 def _missing(attempt: Attempt) -> frozenset[str]:
-    return attempt.lease.pipeline.promised - claims.patiently(lambda: lifecycle.present(attempt.lease))
+    return attempt.lease.pipeline.promised - attempt.ask(lambda: lifecycle.present(attempt.lease))
 
 
 def _stop_if_told(attempt: Attempt) -> None:

@@ -18,8 +18,16 @@ from django.contrib.auth.models import User
 from django.db import IntegrityError, InterfaceError, OperationalError, transaction
 
 from attachments import inspection, objects, storage
-from attachments.errors import AttachmentError, DigestMismatch, EmptyFile, FileTooLarge
-from attachments.models import Attachment, StoredObject
+from attachments.errors import (
+    AttachmentError,
+    DigestMismatch,
+    EmptyFile,
+    FileTooLarge,
+    KeyReused,
+    OutcomeUnknown,
+    StorageUnavailable,
+)
+from attachments.models import Attachment, BucketRole, StoredObject
 from attachments.names import NAME_LIMIT, display_name, printable
 from attachments.storage import Writer, Written
 from config.logging import current_carrier
@@ -31,22 +39,6 @@ from pipeline.states import Source
 UNKNOWN_TYPE = "application/octet-stream"
 
 logger = logging.getLogger(__name__)
-
-
-class OutcomeUnknown(AttachmentError):
-    """The database did not say whether the commit happened; the file may have been accepted."""
-
-    code = "outcome_unknown"
-    status = 503
-    sentence = "The service could not confirm that it has the file. Send it again with the same Idempotency-Key."
-
-
-class KeyReused(AttachmentError):
-    """The idempotency key was used before, for other bytes or parameters."""
-
-    code = "idempotency_key_reused"
-    status = 422
-    sentence = "This Idempotency-Key was used for another file or other parameters. Use a new key."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,8 +171,10 @@ def accept(received: Received, request: Request) -> Accepted:
         raise
     try:
         accepted = _commit(received, request)
-    except IntegrityError:
+    except IntegrityError as error:
         received.discard()
+        if not _is_taken_key(error):
+            raise
         return _replay(received, request)
     except (OperationalError, InterfaceError) as error:
         raise OutcomeUnknown(type(error).__name__) from error
@@ -221,7 +215,7 @@ def _commit(received: Received, request: Request) -> Accepted:
             requested_pipeline=request.pipeline,
             idempotency_key=request.idempotency_key,
         )
-        StoredObject.objects.filter(id=received.stored.id).update(size=written.size, sha256=written.sha256)
+        _measure(received)
         job = lifecycle.accept(
             attachment,
             pipeline=received.pipeline,
@@ -232,14 +226,29 @@ def _commit(received: Received, request: Request) -> Accepted:
     return Accepted(attachment=attachment, job=job)
 
 
+def _measure(received: Received) -> None:
+    """Write down the original's size and digest; an upload so slow that the sweep took it for forgotten is none."""
+    kept = StoredObject.objects.filter(id=received.stored.id, bucket_role=BucketRole.STAGING).update(
+        size=received.written.size, sha256=received.written.sha256
+    )
+    if not kept:
+        raise StorageUnavailable("the original was swept away before it was accepted")
+
+
 def _replay(received: Received, request: Request) -> Accepted:
     """The key is taken: the same bytes and parameters get the same answer, others are refused."""
-    earlier = find_accepted(request.owner, request.idempotency_key) if request.idempotency_key else None
+    assert request.idempotency_key is not None
+    earlier = find_accepted(request.owner, request.idempotency_key)
     if earlier is None:
         raise OutcomeUnknown("the row that stood in the way is gone")
     if not _is_same(earlier.attachment, received.written.sha256, request):
         raise KeyReused
     return earlier
+
+
+def _is_taken_key(error: IntegrityError) -> bool:
+    diagnosis = getattr(error.__cause__, "diag", None)
+    return getattr(diagnosis, "constraint_name", None) == "stored_file_idempotency_key_unique"
 
 
 def _is_same(attachment: Attachment, sha256: str, request: Request) -> bool:

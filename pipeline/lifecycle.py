@@ -7,24 +7,26 @@ moves is docs/states.md; every time is the database's.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Expression, F, Q
+from django.db.models import Expression, F, Q, QuerySet
 from django.db.models.functions import Coalesce, Now
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
 from pipeline import outbox, registry
+from pipeline.failures import WORKER_LOST, Failure
 from pipeline.models import Job, JobEvent
 from pipeline.registry import Pipeline
 from pipeline.states import Runner, Source, State
 
 DISPATCHER = "dispatcher"
+DETAIL_LIMIT = 8000
 
 
 class LeaseLost(Exception):
@@ -54,15 +56,6 @@ class Lease:
     cancel_requested: bool
 
 
-@dataclass(frozen=True, kw_only=True)
-class Failure:
-    """Why a try failed: a stable code, a sentence for the owner, the cause for the operator."""
-
-    code: str
-    sentence: str
-    cause: str = ""
-
-
 def accept(
     attachment: Attachment, *, pipeline: Pipeline, source: Source, actor: str, carrier: Mapping[str, str]
 ) -> Job:
@@ -81,24 +74,26 @@ def accept(
     return job
 
 
-def claim(job_id: uuid.UUID, *, attempt: int, worker: str) -> Lease | None:
+def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | None = None) -> Lease | None:
     """Queued to processing; None when this message does not entitle to the work (`claims` says why).
 
-    Raises UnknownPipeline, and takes nothing, for a version that only a newer release can work on.
+    Asked again with the same token, because the first COMMIT got no answer, it finds what it already took. Raises
+    UnknownPipeline, and takes nothing, for a version that only a newer release can work on.
     """
     job = Job.objects.filter(job_id=job_id).first()
     if job is None:
         return None
     pipeline = registry.get(job.pipeline, job.pipeline_version)
-    token = uuid.uuid4()
+    token = token or uuid.uuid4()
     with transaction.atomic():
         original = StoredObject.objects.select_for_update(of=("self",)).filter(attachment__jobs=job_id).first()
         claimed = Job.objects.filter(
             job_id=job_id, state=State.QUEUED, attempt=attempt, due_at__lte=Now(), runner=Runner.WORKER
         ).update(state=State.PROCESSING, lease_token=token, lease_until=_lease_end(), leased_by=worker)
-        if not claimed:
+        if claimed:
+            _log(job_id, State.QUEUED, State.PROCESSING, attempt=attempt, reason="claimed", actor=worker)
+        elif not Job.objects.filter(job_id=job_id, state=State.PROCESSING, lease_token=token).exists():
             return None
-        _log(job_id, State.QUEUED, State.PROCESSING, attempt=attempt, reason="claimed", actor=worker)
     return Lease(
         job_id=job_id,
         attachment_id=job.attachment_id,
@@ -135,16 +130,22 @@ def record(
     Idempotent by (attachment, pipeline_version, variant): an earlier object under the key becomes trash.
     """
     version = lease.pipeline.version
+    key: dict[str, Any] = {"attachment_id": lease.attachment_id, "pipeline_version": version, "variant": variant}
     with transaction.atomic():
         attachment = Attachment.objects.select_for_update().get(id=lease.attachment_id)
-        if _lock_held(lease, objects=[object_id]).cancel_requested_at is not None:
+        existing = Variant.objects.filter(**key).first()
+        superseded = {existing.stored_object_id} - {object_id} if existing else set()
+        if _lock_held(lease, objects={object_id} | superseded).cancel_requested_at is not None:
             raise Cancelled
         published = StoredObject.objects.filter(
             id=object_id, bucket_role__in=[BucketRole.STAGING, BucketRole.VARIANTS]
         ).update(bucket_role=BucketRole.VARIANTS, size=written.size, sha256=written.sha256)
         if not published:
             raise LeaseLost
-        _point_variant(lease, variant, object_id, facts=dict(facts), is_internal=is_internal)
+        Variant.objects.update_or_create(
+            **key, defaults={"stored_object_id": object_id, "facts": dict(facts), "is_internal": is_internal}
+        )
+        StoredObject.objects.filter(id__in=superseded).update(bucket_role=BucketRole.TRASH)
         if original_facts and version >= (attachment.served_version or 0):
             Attachment.objects.filter(id=attachment.id).update(media=dict(original_facts))
 
@@ -164,30 +165,27 @@ def release(lease: Lease, *, reason: str, pause: timedelta, is_outage: bool = Fa
 
 
 def complete(lease: Lease) -> None:
-    """Processing to ready: every promised variant is there; the newest version is what is served."""
-    version = lease.pipeline.version
-    with transaction.atomic():
-        Attachment.objects.select_for_update().get(id=lease.attachment_id)
-        job = _lock_held(lease, objects=[lease.original.id] if lease.original else [])
-        if job.cancel_requested_at is not None:
-            raise Cancelled
-        missing = lease.pipeline.promised - present(lease)
-        if missing:
-            raise Incomplete(f"missing: {', '.join(sorted(missing))}")
-        _finish(lease, State.READY, reason="completed")
-        Attachment.objects.filter(
-            Q(served_version__isnull=True) | Q(served_version__lt=version), id=lease.attachment_id
-        ).update(served_version=version)
-        StoredObject.objects.filter(attachment=lease.attachment_id, bucket_role=BucketRole.STAGING).update(
-            bucket_role=BucketRole.ORIGINALS
-        )
+    """Processing to ready: every promised variant is there; the newest version is what is served.
+
+    Asked again after a COMMIT that got no answer, it finds its own completion and is content.
+    """
+    try:
+        with transaction.atomic():
+            _complete(lease)
+    except LeaseLost:
+        if not _completed(lease):
+            raise
 
 
 def fail(lease: Lease, failure: Failure) -> None:
     """Processing to failed: a permanent error, or no chances left."""
     with transaction.atomic():
         _lock_held(lease)
-        _finish(lease, State.FAILED, reason=failure.code, failure=failure)
+        _end(_held(lease), State.FAILED, failure)
+        _log(
+            lease.job_id, State.PROCESSING, State.FAILED, attempt=lease.attempt, reason=failure.code,
+            actor=lease.worker, detail=failure.cause,
+        )  # fmt: skip
 
 
 def recover(*, limit: int = 100) -> int:
@@ -225,11 +223,38 @@ def present(lease: Lease) -> frozenset[str]:
     )
 
 
-def _held(lease: Lease) -> Any:
+def _complete(lease: Lease) -> None:
+    version = lease.pipeline.version
+    Attachment.objects.select_for_update().get(id=lease.attachment_id)
+    job = _lock_held(lease, objects={lease.original.id} if lease.original else set())
+    if job.cancel_requested_at is not None:
+        raise Cancelled
+    missing = lease.pipeline.promised - present(lease)
+    if missing:
+        raise Incomplete(f"missing: {', '.join(sorted(missing))}")
+    _end(_held(lease), State.READY)
+    _log(
+        lease.job_id, State.PROCESSING, State.READY, attempt=lease.attempt, reason="completed", actor=lease.worker
+    )  # fmt: skip
+    Attachment.objects.filter(
+        Q(served_version__isnull=True) | Q(served_version__lt=version), id=lease.attachment_id
+    ).update(served_version=version)
+    StoredObject.objects.filter(attachment=lease.attachment_id, bucket_role=BucketRole.STAGING).update(
+        bucket_role=BucketRole.ORIGINALS
+    )
+
+
+def _completed(lease: Lease) -> bool:
+    return JobEvent.objects.filter(
+        job=lease.job_id, to_state=State.READY, attempt=lease.attempt, actor=lease.worker
+    ).exists()
+
+
+def _held(lease: Lease) -> QuerySet[Job]:
     return Job.objects.filter(job_id=lease.job_id, state=State.PROCESSING, lease_token=lease.token)
 
 
-def _lock_held(lease: Lease, *, objects: list[int] | None = None) -> Job:
+def _lock_held(lease: Lease, *, objects: Collection[int] = ()) -> Job:
     """Lock objects, then the job, in the order that everything else uses; LeaseLost when it is not ours."""
     if objects:
         list(StoredObject.objects.select_for_update().filter(id__in=objects).order_by("id").values_list("id"))
@@ -248,9 +273,7 @@ def _requeue(
 ) -> None:
     with transaction.atomic():
         job = _lock_held(lease)
-        _held(lease).update(
-            **_queued_again(), failures=failures, due_at=Now() + pause, outage_since=outage, error_code="", error=""
-        )
+        _put_back(_held(lease), pause=pause, failures=failures, outage=outage)
         job.attempt += 1
         _log(
             job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason=reason, actor=lease.worker,
@@ -259,73 +282,56 @@ def _requeue(
         outbox.enqueue(job, pause=pause)
 
 
-def _queued_again() -> dict[str, Any]:
-    return {
-        "state": State.QUEUED,
-        "attempt": F("attempt") + 1,
-        "lease_token": None,
-        "lease_until": None,
-        "leased_by": "",
-    }
+def _recover_one(job: Job) -> None:
+    holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
+    is_dead, lost = job.failures + 1 >= settings.MAX_FAILURES, f"the lease of {job.leased_by} ran out"
+    if is_dead:
+        _end(holder, State.FAILED, WORKER_LOST)
+    else:
+        _put_back(holder, pause=timedelta(0), failures=F("failures") + 1, outage=None)
+        job.attempt += 1
+    _log(
+        job.job_id,
+        State.PROCESSING,
+        State.FAILED if is_dead else State.QUEUED,
+        attempt=job.attempt,
+        reason=WORKER_LOST.code if is_dead else "lease_expired",
+        actor=DISPATCHER,
+        detail=lost,
+    )
+    if not is_dead:
+        outbox.enqueue(job)
 
 
-def _finish(lease: Lease, state: State, *, reason: str, failure: Failure | None = None) -> None:
-    _held(lease).update(
+def _put_back(held: QuerySet[Job], *, pause: timedelta, failures: Expression | F, outage: Expression | None) -> None:
+    _change(
+        held,
+        state=State.QUEUED,
+        attempt=F("attempt") + 1,
+        failures=failures,
+        due_at=Now() + pause,
+        outage_since=outage,
+        error_code="",
+        error="",
+    )
+
+
+def _end(held: QuerySet[Job], state: State, failure: Failure | None = None) -> None:
+    _change(
+        held,
         state=state,
-        lease_token=None,
-        lease_until=None,
-        leased_by="",
         finished_at=Now(),
         outage_since=None,
-        failures=F("failures") + (1 if failure else 0),
+        failures=F("failures") + (1 if failure and failure.counts else 0),
         error_code=failure.code if failure else "",
         error=failure.sentence if failure else "",
     )
-    _log(
-        lease.job_id, State.PROCESSING, state, attempt=lease.attempt, reason=reason, actor=lease.worker,
-        detail=failure.cause if failure else "",
-    )  # fmt: skip
 
 
-def _recover_one(job: Job) -> None:
-    actor, lost = DISPATCHER, f"lease of {job.leased_by} ran out"
-    holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
-    if job.failures + 1 >= settings.MAX_FAILURES:
-        holder.update(
-            state=State.FAILED,
-            lease_token=None,
-            lease_until=None,
-            leased_by="",
-            finished_at=Now(),
-            failures=F("failures") + 1,
-            error_code="worker_lost",
-            error="This file could not be processed: it stopped the program that works on it several times.",
-        )
-        _log(
-            job.job_id, State.PROCESSING, State.FAILED, attempt=job.attempt, reason="worker_lost", actor=actor,
-            detail=lost,
-        )  # fmt: skip
-        return
-    holder.update(**_queued_again(), failures=F("failures") + 1, due_at=Now())
-    job.attempt += 1
-    _log(
-        job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason="lease_expired", actor=actor,
-        detail=lost,
-    )  # fmt: skip
-    outbox.enqueue(job)
-
-
-def _point_variant(lease: Lease, variant: str, object_id: int, *, facts: dict[str, Any], is_internal: bool) -> None:
-    key = {"attachment_id": lease.attachment_id, "pipeline_version": lease.pipeline.version, "variant": variant}
-    existing = Variant.objects.filter(**key).first()
-    if existing is None:
-        Variant.objects.create(**key, stored_object_id=object_id, facts=facts, is_internal=is_internal)
-        return
-    if existing.stored_object_id == object_id:
-        return
-    superseded = existing.stored_object_id
-    Variant.objects.filter(id=existing.id).update(stored_object_id=object_id, facts=facts, is_internal=is_internal)
-    StoredObject.objects.filter(id=superseded).update(bucket_role=BucketRole.TRASH)
+def _change(held: QuerySet[Job], **columns: Any) -> None:
+    """Take the lease away and write the columns; the row count is the answer."""
+    if not held.update(lease_token=None, lease_until=None, leased_by="", **columns):
+        raise LeaseLost
 
 
 def _log(
@@ -345,5 +351,10 @@ def _log(
         attempt=attempt,
         reason=reason,
         actor=actor,
-        detail=detail[:8000],
+        detail=_storable(detail)[:DETAIL_LIMIT],
     )
+
+
+def _storable(text: str) -> str:
+    """Strangers' bytes get into error messages; PostgreSQL takes neither NUL nor half a surrogate pair."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -15,6 +15,7 @@ from django.db.models import F, Q, QuerySet
 from django.db.models.functions import Now
 
 from attachments import objects
+from attachments.errors import StorageUnavailable
 from attachments.models import BucketRole, StoredObject
 from pipeline import lifecycle, metrics, outbox
 from pipeline.broker import QUEUE_NAMES, Publisher
@@ -65,11 +66,22 @@ def redispatch(publisher: Publisher | None = None) -> int:
 def sweep() -> int:
     """Retention, a bounded batch at a time: forgotten staging, trash, sent outbox rows. Returns what was removed."""
     _trash_forgotten_staging()
-    erased = sum(objects.erase(object_id) for object_id in _trash())
+    erased = _erase_trash()
     sent = _delete_sent_messages()
     metrics.SWEPT.labels(kind="object").inc(erased)
     metrics.SWEPT.labels(kind="outbox").inc(sent)
     return erased + sent
+
+
+def _erase_trash() -> int:
+    """Stops at the first sign that the storage is away: each further try would only wait for it again."""
+    erased = 0
+    try:
+        for object_id in _trash():
+            erased += objects.erase(object_id)
+    except StorageUnavailable as error:
+        logger.warning("sweep_stopped", extra={"cause": str(error)})
+    return erased
 
 
 def _connection_seconds() -> float:
@@ -142,9 +154,10 @@ def _trash_forgotten_staging() -> None:
             )
             .values_list("id", flat=True)[:SWEEP_LIMIT]
         )
-        StoredObject.objects.filter(id__in=forgotten, bucket_role=BucketRole.STAGING).update(
-            bucket_role=BucketRole.TRASH
-        )
+        # Asked again under the lock: an intake may have pointed at one since.
+        StoredObject.objects.filter(
+            id__in=forgotten, bucket_role=BucketRole.STAGING, attachment__isnull=True, variant__isnull=True
+        ).update(bucket_role=BucketRole.TRASH)
 
 
 def _trash() -> list[int]:

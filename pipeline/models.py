@@ -81,7 +81,7 @@ class Job(models.Model):
                 fields=["lease_until"],
                 condition=Q(state=State.PROCESSING, runner=Runner.WORKER),
             ),
-            # maintenance.redispatch: queued jobs, longest waiting first.
+            # config.health: queued jobs of our workers, longest waiting first.
             models.Index(
                 name="pipeline_job_waiting",
                 fields=["due_at"],

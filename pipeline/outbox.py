@@ -12,7 +12,7 @@ import logging
 from datetime import timedelta
 from typing import Any
 
-from django.db import Error, connection, transaction
+from django.db import InterfaceError, OperationalError, connection, transaction
 from django.db.models.functions import Now
 
 import schemas
@@ -64,7 +64,7 @@ def nudge() -> None:
     try:
         with connection.cursor() as cursor:
             cursor.execute(f"NOTIFY {CHANNEL}")
-    except Error as error:
+    except (OperationalError, InterfaceError) as error:
         logger.info("nudge_failed", extra={"cause": type(error).__name__})
 
 

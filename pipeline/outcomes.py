@@ -14,9 +14,10 @@ from django.conf import settings
 
 from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavailable
 from pipeline import claims, lifecycle, metrics
-from pipeline.claims import CANCELLED, Heartbeat, StopReason
-from pipeline.confined import ConfinedError, Interrupted, TimeLimit
-from pipeline.lifecycle import Cancelled, Failure, Lease, LeaseLost
+from pipeline.claims import Heartbeat, StopReason
+from pipeline.confined import ConfinedError, Interrupted, MemoryLimit, TimeLimit
+from pipeline.failures import CANCELLED, GAVE_UP, Failure
+from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 
 #: Trying again cannot help.
 PERMANENT: tuple[type[Exception], ...] = (Refused, BadFile)
@@ -26,15 +27,6 @@ OUTAGE_PAUSE = timedelta(seconds=10)
 JITTER = 0.2
 CAUSE_LIMIT = 4000
 
-SENTENCES = {
-    "time_limit": "Processing this file took too long. Send a smaller or simpler one.",
-    "memory_limit": "Processing this file needs more memory than allowed. Send a smaller one.",
-    "crashed": "This file could not be processed: it stopped the program that reads it.",
-}
-UNEXPECTED = "Something went wrong while processing this file. The operator has been told."
-GAVE_UP = Failure(
-    code="outage", sentence="The service could not reach its storage for a day. Please send the file again."
-)
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +38,7 @@ def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
     except LeaseLost:
         outcome = "lease_lost"
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome=outcome).inc()
-    logger.info(
-        "attempt_ended",
-        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": _code(error)},
-    )
+    _tell(lease, outcome, error)
     return outcome
 
 
@@ -101,14 +90,21 @@ def _try_again(lease: Lease, error: BaseException) -> str:
     return "retried"
 
 
+def _tell(lease: Lease, outcome: str, error: BaseException) -> None:
+    """What the operator should look at is an ERROR with its traceback; the rest is the log of a day's work."""
+    failure = _failure(error)
+    is_alarming = outcome == "dead" or failure.code == ConfinedError.code
+    logger.log(
+        logging.ERROR if is_alarming else logging.INFO,
+        "attempt_ended",
+        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": failure.code},
+        exc_info=error if is_alarming else None,
+    )
+
+
 def _failure(error: BaseException) -> Failure:
-    code = _code(error)
-    sentence = error.sentence if isinstance(error, AttachmentError) else SENTENCES.get(code, UNEXPECTED)
+    known = MemoryLimit() if isinstance(error, MemoryError) else error
     cause = "".join(traceback.format_exception(error, limit=-6))[-CAUSE_LIMIT:]
-    return Failure(code=code, sentence=sentence, cause=cause)
-
-
-def _code(error: BaseException) -> str:
-    if isinstance(error, (AttachmentError, ConfinedError)):
-        return error.code
-    return "memory_limit" if isinstance(error, MemoryError) else "internal_error"
+    if isinstance(known, (AttachmentError, ConfinedError)):
+        return Failure(code=known.code, sentence=known.sentence, cause=cause)
+    return Failure(code=ConfinedError.code, sentence=ConfinedError.sentence, cause=cause)

@@ -16,11 +16,11 @@ from typing import NamedTuple
 
 from django.conf import settings
 from django.db import connection, transaction
-from django.db.models import F
+from django.db.models import F, QuerySet
 from django.db.models.functions import Now
 
 from pipeline import failpoints, metrics
-from pipeline.broker import Publisher, Receipt
+from pipeline.broker import WRITE_SECONDS, Publisher, Receipt
 from pipeline.models import OutboxMessage
 from pipeline.wire import Message
 
@@ -83,6 +83,11 @@ class Relay:
 
 def relay_batch(publisher: Publisher, *, limit: int = BATCH) -> Relayed:
     """Publish up to `limit` due rows; BrokerUnavailable when the broker is away (nothing is marked)."""
+    if not publisher.is_open:
+        # Connecting may take a while, which must not happen in the transaction; nor when nothing is due.
+        if not _due().exists():
+            return Relayed(0, 0)
+        publisher.open()
     with transaction.atomic():
         _bound_transaction()
         rows = _take(limit)
@@ -99,19 +104,20 @@ def relay_batch(publisher: Publisher, *, limit: int = BATCH) -> Relayed:
 
 def _bound_transaction() -> None:
     """A frozen relay must free its rows: the server ends the transaction when it stays idle too long."""
-    seconds = settings.CONFIRM_SECONDS + 5
+    seconds = settings.CONFIRM_SECONDS + WRITE_SECONDS + 5
     with connection.cursor() as cursor:
         cursor.execute(
             "SELECT set_config('idle_in_transaction_session_timeout', %s, true)", [f"{int(seconds * 1000)}ms"]
         )
 
 
+def _due() -> QuerySet[OutboxMessage]:
+    return OutboxMessage.objects.filter(sent_at__isnull=True, due_at__lte=Now())
+
+
 def _take(limit: int) -> list[tuple[int, Message]]:
     rows = (
-        OutboxMessage.objects.filter(sent_at__isnull=True, due_at__lte=Now())
-        .order_by("due_at", "id")
-        .select_for_update(skip_locked=True)
-        .values_list("id", *Message._fields)[:limit]
+        _due().order_by("due_at", "id").select_for_update(skip_locked=True).values_list("id", *Message._fields)[:limit]
     )
     return [(row_id, Message(*fields)) for row_id, *fields in rows]
 

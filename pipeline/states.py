@@ -12,8 +12,7 @@ class State(models.TextChoices):
     FAILED = "failed"
 
 
-#: Every lawful move, as (from, to); None is "not there yet". `ready -> queued` is the audited repair of a job
-#: whose object was lost: the attachment stays served.
+#: Every lawful move, as (from, to); None is "not there yet".
 MOVES: frozenset[tuple[State | None, State]] = frozenset(
     {
         (None, State.QUEUED),

@@ -1,4 +1,4 @@
-"""Celery's entry points: each names its queue and makes one call. The rules are elsewhere."""
+"""Celery's entry points: each makes one call. The rules are elsewhere."""
 
 from __future__ import annotations
 

@@ -18,10 +18,12 @@ from django.db import connection
 
 from attachments import storage
 from pipeline import broker, intake, lifecycle
+from pipeline.broker import Publisher
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import Source
 from tests.pictures import png
+from tests.processes import Stack, stack
 
 if "DATABASE_URL" not in os.environ:
     pytest.exit('These tests need PostgreSQL and RabbitMQ: run `make test ARGS="..."`.', returncode=2)
@@ -72,6 +74,20 @@ def rabbit() -> Iterator[kombu.Connection]:
     yield opened
     _purge(opened)
     opened.release()
+
+
+@pytest.fixture
+def publisher(rabbit: kombu.Connection) -> Iterator[Publisher]:
+    opened = Publisher()
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path, rabbit: kombu.Connection, transactional_db: None) -> Iterator[Stack]:
+    """Starts the project's processes on demand, and ends them."""
+    with stack(tmp_path) as started:
+        yield started
 
 
 def _purge(opened: kombu.Connection) -> None:

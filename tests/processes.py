@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,12 +30,6 @@ FAST = {
     "OUTBOX_POLL_SECONDS": "0.5",
     "DISPATCHER_POLL_SECONDS": "0.1",
 }
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -17,9 +17,10 @@ from django.urls import reverse
 
 from attachments.models import Attachment, StoredObject, Variant
 from pipeline import lifecycle
-from pipeline.lifecycle import Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage
-from tests.pipeline.test_lifecycle import finish
+from tests.leases import finish
 
 pytestmark = [
     pytest.mark.django_db,

@@ -143,7 +143,7 @@ def _take_over(outcome: Outcome, status: dict[str, Any]) -> None:
     outcome.state, outcome.attempt = status["state"], status["attempt"]
     outcome.error_code, outcome.error = status["error_code"], status["error"]
     if status["state"] == "failed":
-        outcome.log = LOGS / f"worker-{'images' if status['pipeline'] == 'image' else 'control'}.log"
+        outcome.log = LOGS / "worker-images.log"
 
 
 def _fetch_everything(outcome: Outcome, status: dict[str, Any], client: Client) -> None:

@@ -41,8 +41,7 @@ def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> 
     schedule = f"--schedule={folder}/beat-schedule"
     bind = {"WEB_BIND": f"127.0.0.1:{addresses.web_port}"}
     broker_api = {"FLOWER_BROKER_API": f"{management_url}/api/"} if management_url else {}
-    # gunicorn's control socket would lie in the home folder, one for every stack of this person.
-    gunicorn = ("gunicorn", "config.wsgi", "--config", "config/gunicorn.py", "--no-control-socket")
+    gunicorn = ("gunicorn", "config.wsgi", "--config", "config/gunicorn.py")
     flower = ("flower", "--address=127.0.0.1", f"--port={addresses.flower_port}")
     return [
         # At once: a client that holds its request open for news must not hold up the end.

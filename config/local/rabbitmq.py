@@ -30,8 +30,6 @@ USED_APPLICATIONS = ("rabbit", "rabbitmq_prelaunch", "rabbitmq_management")
 INSTALLED = (
     "/usr/lib/rabbitmq/lib/rabbitmq_server-*/sbin/rabbitmq-server",
     "/opt/rabbitmq*/sbin/rabbitmq-server",
-    "/opt/homebrew/opt/rabbitmq/sbin/rabbitmq-server",
-    "/usr/local/opt/rabbitmq/sbin/rabbitmq-server",
 )
 INSTALLERS = {
     "apt-get": "sudo apt-get install rabbitmq-server",
@@ -39,7 +37,6 @@ INSTALLERS = {
     "zypper": "sudo zypper install rabbitmq-server",
     "pacman": "sudo pacman -S rabbitmq",
     "apk": "sudo apk add rabbitmq-server",
-    "brew": "brew install rabbitmq",
 }
 
 

@@ -15,7 +15,6 @@ import os
 import secrets
 import shutil
 import signal
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -105,8 +104,7 @@ def end_processes(processes: list[psutil.Process]) -> None:
 
 def die_with_parent() -> None:
     """For `preexec_fn`: the kernel sends SIGTERM to this process when the one that started it is gone."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _claim(folder: Path) -> Run:

@@ -22,6 +22,7 @@ from rest_framework.authtoken.models import Token
 
 from attachments import objects, storage
 from attachments.models import Attachment, StoredObject, Variant
+from config.local.places import free_port
 from pipeline import lifecycle
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
@@ -223,7 +224,7 @@ def serve(folder: Path, **changes: str) -> Iterator[Web]:
     """Run the web server until the generator goes on."""
     root = folder / "storage"
     (root / settings.STORAGE_BUCKET).mkdir(parents=True)
-    port = _free_port()
+    port = free_port()
     command = ["-m", "gunicorn", "config.wsgi", "-c", "config/gunicorn.py"]
     settled = {"WEB_BIND": f"127.0.0.1:{port}", "WEB_WORKERS": "1", "WEB_THREADS": "24", "STORAGE_ROOT": str(root)}
     process = Process(command, folder / "web.log", **{**settled, **changes}).start()
@@ -248,9 +249,3 @@ def web(shared_web: Web, settings: Any) -> Iterator[Web]:
     yield shared_web
     shutil.rmtree(shared_web.storage_root)
     storage.make_bucket(settings.STORAGE_BUCKET)
-
-
-def _free_port() -> int:
-    with socket.socket() as candidate:
-        candidate.bind(("127.0.0.1", 0))
-        return int(candidate.getsockname()[1])

@@ -13,7 +13,8 @@ from attachments import waiting
 from attachments.models import Attachment
 from attachments.waiting import watcher
 from pipeline import lifecycle, maintenance, registry
-from pipeline.lifecycle import Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from tests.attachments.conftest import URL, Door, add_job, assert_problem, in_a_thread, put_variant
 from tests.pictures import png

@@ -11,7 +11,8 @@ import pytest
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline import lifecycle, maintenance
-from pipeline.lifecycle import Cancelled, Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Cancelled, Lease
 from pipeline.models import Job
 from tests.attachments.conftest import URL, Door, assert_problem, in_a_thread, put_variant
 

@@ -15,7 +15,8 @@ from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from pipeline import lifecycle
-from pipeline.lifecycle import Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
 from pipeline.models import Job, OutboxMessage
 from tests.attachments.conftest import Door, form, serve
 

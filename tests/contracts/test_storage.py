@@ -19,8 +19,8 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from attachments import storage
-from attachments.errors import ObjectCorrupt, ObjectMissing, StorageUnavailable
-from attachments.storage import KeyTaken, Written
+from attachments.errors import KeyTaken, ObjectCorrupt, ObjectMissing, StorageUnavailable
+from attachments.storage import Written
 from attachments.storage_s3 import PART_BYTES
 from tests.contracts.conftest import BUCKET, LocalBackend, S3Backend
 

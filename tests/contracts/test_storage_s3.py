@@ -19,8 +19,8 @@ from cryptography.x509.oid import NameOID
 from pytest_django import Settings
 
 from attachments import storage
-from attachments.errors import ObjectCorrupt, StorageUnavailable
-from attachments.storage import KeyTaken, content_disposition
+from attachments.errors import KeyTaken, ObjectCorrupt, StorageUnavailable
+from attachments.storage import content_disposition
 from attachments.storage_s3 import PART_BYTES
 from tests.contracts.conftest import BUCKET, SECRET, S3Backend
 from tests.contracts.s3_proxy import S3Proxy

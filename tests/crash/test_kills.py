@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from config.local.places import free_port
 from pipeline.models import Job
 from pipeline.states import State
 from tests.crash.conftest import Client, assert_nothing_lost, until_all_ready
-from tests.processes import Process, Stack, free_port
+from tests.processes import Process, Stack
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -21,9 +20,9 @@ UPLOADS = 200
 
 
 def kill_one_child(worker: Process) -> None:
-    children = [child for child in worker.children() if "forkserver" not in " ".join(child.cmdline())]
-    if children:
-        os.kill(children[0].pid, signal.SIGKILL)
+    pool = [child for child in worker.children() if "celery" in " ".join(child.cmdline())]
+    assert pool, "the worker has no pool"
+    pool[0].kill()
 
 
 @pytest.mark.timeout(300)
@@ -76,6 +75,23 @@ def test_with_the_dispatcher_stopped_uploads_still_finish(running: Stack, client
     client.upload_many(5)
     assert len(client.accepted) == 5
     until_all_ready(client.accepted, running)
+
+
+def test_with_the_dispatcher_stopped_the_job_of_a_dead_worker_is_recovered(
+    running: Stack, client_of: Callable[[int], Client], tmp_path: Path
+) -> None:
+    """Beat's `recover` trusts only a connection older than a lease, so its tasks must not open a new one each time."""
+    once = tmp_path / "once"
+    once.touch()
+    port = free_port()
+    running.web(port), running.beat(), running.worker("control", concurrency=1)
+    running.worker("images", name="a", concurrency=1, FAILPOINTS=f"after_store=kill@{once}")
+    client = client_of(port)
+    client.until_up(running)
+    client.upload(1)
+    until_all_ready(client.accepted, running)
+    assert Job.objects.get().failures == 1
+    assert_nothing_lost(client.accepted)
 
 
 def test_with_no_publisher_at_all_uploads_are_accepted_and_wait(

@@ -91,7 +91,7 @@ def test_only_plugins_that_nothing_needs_are_dropped(root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tool", "command"), [("dnf", "dnf install rabbitmq-server"), ("brew", "brew install rabbitmq")]
+    ("tool", "command"), [("dnf", "dnf install rabbitmq-server"), ("pacman", "pacman -S rabbitmq")]
 )
 def test_where_there_is_none_the_message_says_what_to_install_or_to_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str, command: str

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -13,7 +14,8 @@ from django.db import OperationalError
 from attachments.models import BucketRole, StoredObject
 from pipeline import claims, lifecycle, shutdown
 from pipeline.claims import StopReason, Unclaimable
-from pipeline.lifecycle import Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import State
 from tests.conftest import expire_lease
@@ -128,14 +130,11 @@ def test_the_heartbeat_stops_the_work(
 def test_the_heartbeat_never_goes_past_the_attempts_own_deadline(leased: Callable[..., Lease], settings: Any) -> None:
     settings.RENEW_SECONDS = 0.05
     lease = leased()
-    object.__setattr__(lease.pipeline, "attempt_limit", timedelta(seconds=0.2))
-    try:
-        with claims.renewing(lease) as heartbeat:
-            until(heartbeat.should_stop)
-            assert heartbeat.stop_reason is StopReason.DEADLINE
-            until(lambda: not heartbeat.is_alive())
-    finally:
-        object.__setattr__(lease.pipeline, "attempt_limit", timedelta(minutes=10))
+    lease = replace(lease, pipeline=replace(lease.pipeline, attempt_limit=timedelta(seconds=0.2)))
+    with claims.renewing(lease) as heartbeat:
+        until(heartbeat.should_stop)
+        assert heartbeat.stop_reason is StopReason.DEADLINE
+        until(lambda: not heartbeat.is_alive())
 
 
 def test_an_outage_of_the_database_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ import pytest
 
 from attachments.errors import BadFile, TooManyPixels
 from pipeline import confined
+from tests.waiting import until
 
 PROJECT = Path(__file__).resolve().parents[2]
 MEMORY_BYTES = 512 * 1024**2
@@ -197,7 +197,7 @@ def test_when_the_server_is_killed_its_child_dies_and_the_next_call_starts_anoth
 def test_a_killed_worker_leaves_no_orphans(tmp_path: Path) -> None:
     worker = subprocess.Popen([sys.executable, "-c", _worker_program(tmp_path)], cwd=PROJECT)
     started = tmp_path / "started"
-    _wait_until(started.exists)
+    until(started.exists)
     child, server = _pids(started)
     assert _is_alive(child) and _is_alive(server)
     worker.kill()
@@ -334,7 +334,7 @@ def _pids(started: Path) -> tuple[int, int]:
 
 
 def _wait_until_dead(*pids: int) -> None:
-    _wait_until(lambda: not any(map(_is_alive, pids)))
+    until(lambda: not any(map(_is_alive, pids)))
 
 
 def _is_alive(pid: int) -> bool:
@@ -343,10 +343,3 @@ def _is_alive(pid: int) -> bool:
     except (FileNotFoundError, ProcessLookupError):
         return False
     return state != "Z"
-
-
-def _wait_until(condition: Callable[[], bool], *, seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
-        threading.Event().wait(0.02)

@@ -3,43 +3,19 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import kombu
 import pytest
 from django.db import connection
-from django.db.models.functions import Now
 
 from pipeline.models import Job, OutboxMessage
-from tests.processes import Stack, stack
+from tests.messages import backlog
+from tests.processes import Stack
 from tests.rabbit import drain_queue
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def running(tmp_path: Path, rabbit: kombu.Connection) -> Iterator[Stack]:
-    with stack(tmp_path) as started:
-        yield started
-
-
-def backlog(job: Job, count: int) -> None:
-    first = OutboxMessage.objects.get(job=job)
-    OutboxMessage.objects.bulk_create(
-        OutboxMessage(
-            job=job,
-            attempt=number,
-            queue=first.queue,
-            task=first.task,
-            message_id=f"{job.job_id}:{number}",
-            headers=first.headers,
-            body=first.body,
-            due_at=Now(),
-        )
-        for number in range(2, count + 1)
-    )
 
 
 def unsent() -> int:
@@ -49,11 +25,9 @@ def unsent() -> int:
 def test_several_dispatchers_stopped_in_the_middle_neither_lose_nor_double_mark_a_row(
     queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
 ) -> None:
-    job = queued()
-    backlog(job, 5000)
-    dispatchers = [running.dispatcher(name=name) for name in "ab"]
+    dispatchers = [running.dispatcher(name=name).until_says("dispatcher_started") for name in "ab"]
+    backlog(queued(), 5000)
     for dispatcher in dispatchers:
-        until(lambda: unsent() < 4500, say=running.logs)
         dispatcher.send(signal.SIGTERM)
     for dispatcher in dispatchers:
         assert dispatcher.wait() == 0

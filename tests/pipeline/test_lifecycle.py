@@ -11,38 +11,19 @@ from datetime import timedelta
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from attachments import objects, storage
+from attachments import storage
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import lifecycle
-from pipeline.lifecycle import Cancelled, Failure, Incomplete, Lease, LeaseLost
+from pipeline import failures, lifecycle
+from pipeline.failures import Failure
+from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.states import State
 from tests.conftest import expire_lease
+from tests.leases import finish, record
 
 pytestmark = pytest.mark.django_db
 
 BROKEN = Failure(code="internal_error", sentence="Something went wrong.", cause="Traceback …")
-VARIANTS = ("crop", "optimized", "thumbnail")
-
-
-def record(lease: Lease, variant: str, data: bytes = b"bytes") -> StoredObject:
-    key = objects.variant_key(
-        lease.attachment_id, version=lease.pipeline.version, attempt=lease.attempt, variant=variant
-    )
-    stored = objects.register(key, content_type="image/webp", created_by=lease.worker)
-    with storage.writer(stored.bucket, stored.key, content_type="image/webp") as writer:
-        writer.write(data)
-        written = writer.finish()
-    lifecycle.record(
-        lease, variant=variant, object_id=stored.id, written=written, facts={"width": 1}, original_facts={"width": 9}
-    )
-    return stored
-
-
-def finish(lease: Lease) -> None:
-    for variant in VARIANTS:
-        record(lease, variant)
-    lifecycle.complete(lease)
 
 
 def test_acceptance_stores_original_job_message_and_event_together(queued: Callable[..., Job]) -> None:
@@ -63,6 +44,48 @@ def test_claim_takes_a_lease(leased: Callable[..., Lease]) -> None:
     job = Job.objects.get(job_id=lease.job_id)
     assert (job.state, job.lease_token, job.leased_by) == (State.PROCESSING, lease.token, "worker-a")
     assert job.lease_until is not None
+
+
+def test_a_claim_whose_commit_got_no_answer_is_found_again(queued: Callable[..., Job]) -> None:
+    """The same token asks again: a lost answer to COMMIT costs the job nothing."""
+    job, token = queued(), uuid.uuid4()
+    first = lifecycle.claim(job.job_id, attempt=1, worker="w", token=token)
+    assert lifecycle.claim(job.job_id, attempt=1, worker="w", token=token) == first
+    assert lifecycle.claim(job.job_id, attempt=1, worker="w", token=uuid.uuid4()) is None
+    assert JobEvent.objects.filter(job=job, reason="claimed").count() == 1
+
+
+def test_a_completion_whose_commit_got_no_answer_is_found_again(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    finish(lease)
+    lifecycle.complete(lease)
+    with pytest.raises(LeaseLost):
+        lifecycle.complete(replace(lease, worker="worker-b"))
+
+
+def test_a_cause_with_strangers_bytes_is_stored(leased: Callable[..., Lease]) -> None:
+    """PostgreSQL takes neither NUL nor half a surrogate pair, and a decoder's message may hold both."""
+    lease = leased()
+    lifecycle.fail(lease, replace(BROKEN, cause="at \x00 and \ud800"))
+    assert JobEvent.objects.filter(job=lease.job_id).latest("id").detail == "at \N{REPLACEMENT CHARACTER} and ?"
+
+
+def test_only_the_jobs_own_failures_count(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    lifecycle.fail(lease, failures.CANCELLED)
+    assert Job.objects.get(job_id=lease.job_id).failures == 0
+
+
+def test_recovery_ends_an_outage_too(queued: Callable[..., Job]) -> None:
+    """A worker that died is no outage: the next one begins anew."""
+    job = queued()
+    lease = lifecycle.claim(job.job_id, attempt=1, worker="w")
+    assert lease is not None
+    lifecycle.release(lease, reason="outage", pause=timedelta(0), is_outage=True)
+    assert lifecycle.claim(job.job_id, attempt=2, worker="w") is not None
+    expire_lease(job.job_id)
+    lifecycle.recover()
+    assert Job.objects.get(job_id=job.job_id).outage_since is None
 
 
 def test_claim_refuses_another_attempt_a_second_time_and_what_is_not_due(queued: Callable[..., Job]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kombu
@@ -13,20 +13,14 @@ from attachments import objects, storage
 from attachments.models import BucketRole, StoredObject
 from pipeline import lifecycle, maintenance
 from pipeline.broker import Publisher
-from pipeline.lifecycle import Failure, Lease
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
 from pipeline.models import Job, OutboxMessage
 from pipeline.relay import relay_batch
 from tests.conftest import expire_lease
 from tests.rabbit import drain_queue
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def publisher(rabbit: kombu.Connection) -> Iterator[Publisher]:
-    opened = Publisher()
-    yield opened
-    opened.close()
 
 
 def sent_ago(job: Job, seconds: float) -> None:
@@ -116,6 +110,29 @@ def test_forgotten_staging_is_swept_and_current_work_is_not(queued: Callable[...
     assert StoredObject.objects.filter(id=fresh.id).exists()
     original = StoredObject.objects.get(attachment=job.attachment)
     assert storage.size_of(original.bucket, original.key) == original.size
+
+
+def test_storage_that_is_away_stops_the_sweep_at_the_first_object(
+    settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each further try would wait for the storage again, and the trash is still there when it comes back."""
+    for number in range(3):
+        objects.register(f"attachments/{number}/original", content_type="image/png", created_by="test")
+    StoredObject.objects.update(bucket_role=BucketRole.TRASH)
+    asked: list[str] = []
+    real = storage.delete
+
+    def delete(bucket: str, key: str) -> None:
+        asked.append(key)
+        real(bucket, key)
+
+    monkeypatch.setattr(storage, "delete", delete)
+    root, settings.STORAGE_ROOT = settings.STORAGE_ROOT, settings.STORAGE_ROOT + "-not-mounted"
+    maintenance.sweep()
+    assert (len(asked), StoredObject.objects.count()) == (1, 3)
+    settings.STORAGE_ROOT = root
+    maintenance.sweep()
+    assert StoredObject.objects.count() == 0
 
 
 def test_trash_is_kept_while_something_points_at_it(queued: Callable[..., Job]) -> None:

@@ -114,6 +114,17 @@ def test_who_lost_the_lease_decides_nothing(error: Exception, leased: Callable[.
     assert list(Job.objects.values()) == before
 
 
+@pytest.mark.parametrize(("error", "level"), [(ZeroDivisionError("oops"), "ERROR"), (BadFile("cut"), "INFO")])
+def test_the_operator_is_told_of_what_nobody_expected(
+    error: Exception, level: str, leased: Callable[..., Lease], caplog: pytest.LogCaptureFixture
+) -> None:
+    lease = leased()
+    with caplog.at_level("INFO"):
+        settle(lease, error)
+    (record,) = [record for record in caplog.records if record.message == "attempt_ended"]
+    assert (record.levelname, record.exc_info is not None) == (level, level == "ERROR")
+
+
 def test_the_pause_grows_by_three_and_is_capped() -> None:
     """[transcription] нарастающая пауза перед повтором."""
     for failures, seconds in ((1, 5), (2, 15), (3, 45), (4, 135), (9, 600)):

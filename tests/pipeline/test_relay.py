@@ -3,49 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import kombu
 import pytest
 from django.db import connection
-from django.db.models.functions import Now
 from prometheus_client import REGISTRY
 
 from pipeline import broker, outbox, relay
 from pipeline.broker import BrokerUnavailable, Publisher, Receipt
 from pipeline.models import Job, OutboxMessage
 from tests.amqp_proxy import in_front_of
+from tests.messages import backlog
 from tests.rabbit import drain_queue
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def publisher(rabbit: kombu.Connection) -> Iterator[Publisher]:
-    opened = Publisher()
-    yield opened
-    opened.close()
-
-
-def backlog(job: Job, count: int) -> None:
-    """Many unsent rows of one job: enough for a relay, which looks at nothing else."""
-    template = OutboxMessage.objects.get(job=job)
-    rows = [
-        OutboxMessage(
-            job=job,
-            attempt=number,
-            queue=template.queue,
-            task=template.task,
-            message_id=f"{job.job_id}:{number}",
-            headers=template.headers,
-            body=template.body,
-            due_at=Now(),
-        )
-        for number in range(2, count + 1)
-    ]
-    OutboxMessage.objects.bulk_create(rows)
 
 
 def test_a_due_row_is_sent_once_and_marked_with_the_time_of_its_confirm(

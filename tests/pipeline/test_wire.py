@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import schemas
+from config.env import BASE_DIR
 from config.logging import bound_carrier
 from pipeline.broker import Publisher
 from pipeline.models import Job
@@ -48,8 +49,15 @@ def test_the_message_on_the_wire_is_the_contract(queued: Callable[..., Job], rab
     assert properties["delivery_mode"] == 2
     assert properties["timestamp"]
     assert envelope["carrier"] == TRACE == {name: headers[name] for name in TRACE}
-    assert not {"eta", "expires", "timelimit"} & set(headers)
+    assert set(headers) == documented_headers()
     assert message.delivery_info["routing_key"] == "images"
+
+
+def documented_headers() -> set[str]:
+    contract = (BASE_DIR / "docs" / "contract.md").read_text()
+    table = contract.split("| envelope field | AMQP property | header |")[1].split("\n\n")[0]
+    cells = [line.split("|")[3] for line in table.splitlines() if line.startswith("|")]
+    return {name for cell in cells for name in re.findall(r"`(\w+)`", cell)}
 
 
 def test_the_message_holds_no_url_no_path_and_no_name(queued: Callable[..., Job], rabbit: kombu.Connection) -> None:

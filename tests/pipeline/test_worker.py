@@ -6,8 +6,7 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import kombu
@@ -17,23 +16,18 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from attachments import storage
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from config.local.places import free_port
 from pipeline import broker, outbox
 from pipeline.broker import Publisher
 from pipeline.models import Job, JobEvent
 from pipeline.relay import relay_batch
 from pipeline.states import State
 from tests.pictures import jpeg
-from tests.processes import Process, Stack, free_port, stack
+from tests.processes import Process, Stack
 from tests.rabbit import drain_queue, publish_raw, until_count
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
-
-
-@pytest.fixture
-def running(tmp_path: Path, rabbit: kombu.Connection) -> Iterator[Stack]:
-    with stack(tmp_path) as started:
-        yield started
 
 
 @pytest.fixture
@@ -42,10 +36,8 @@ def worker(running: Stack) -> Process:
 
 
 @pytest.fixture
-def send(rabbit: kombu.Connection) -> Iterator[Callable[[], int]]:
-    publisher = Publisher()
-    yield lambda: relay_batch(publisher).confirmed
-    publisher.close()
+def send(publisher: Publisher) -> Callable[[], int]:
+    return lambda: relay_batch(publisher).confirmed
 
 
 def until_state(job: Job, state: State, running: Stack) -> Job:
