@@ -19,6 +19,8 @@ from attachments.errors import EmptyFile, TooManyPixels
 
 # Holds the header of a JPEG behind a full Exif segment and a few of a colour profile, 64 KiB each.
 HEAD_BYTES = 256 * 1024
+#: As far as JPEG can count; a longer side is nobody's photo.
+MAX_SIDE = 65_535
 
 
 class Kind(NamedTuple):
@@ -99,8 +101,19 @@ def check_image_size(head: bytes, kind: Kind, *, max_pixels: int) -> None:
     if kind.family != "image":
         return
     width, height = _image_size(head, kind)
-    if width > 0 and height > 0 and width * height > max_pixels:
-        raise TooManyPixels(f"{width} x {height} pixels, allowed are {max_pixels}.", width=width, height=height)
+    if width > 0 and height > 0:
+        check_pixels(width, height, max_pixels=max_pixels)
+
+
+def check_pixels(width: int, height: int, *, max_pixels: int) -> None:
+    """TooManyPixels for a picture with too many, or so thin and long that decoding it takes minutes for nothing."""
+    if width * height > max_pixels or max(width, height) > MAX_SIDE:
+        raise TooManyPixels(
+            f"{width} × {height} is over {max_pixels} pixels, or over {MAX_SIDE} on a side.",
+            width=width,
+            height=height,
+            limit=max_pixels,
+        )
 
 
 def _detect_by_brands(head: bytes) -> Kind | None:

@@ -12,27 +12,32 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.core.exceptions import PermissionDenied, RequestDataTooBig, SuspiciousOperation
-from django.db import InterfaceError, OperationalError
 from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views import defaults
 from rest_framework.exceptions import APIException, ValidationError
 
 from attachments.errors import AttachmentError
+from attachments.outages import is_database_away
 from config.logging import current_carrier
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
 
-_DATABASE_AWAY = (503, "database_unavailable", "The database is not available for the moment. Try again later.")
+DATABASE_AWAY = (503, "database_unavailable", "The database is not available for the moment. Try again later.")
 #: What the frameworks raise, in our words; the first match decides.
 FOREIGN: tuple[tuple[type[Exception], int, str, str], ...] = (
-    (OperationalError, *_DATABASE_AWAY),
-    (InterfaceError, *_DATABASE_AWAY),
     (Http404, 404, "not_found", "There is nothing at this address. Addresses end in a slash."),
     (PermissionDenied, 403, "permission_denied", "You are not allowed to do this."),
     (RequestDataTooBig, 413, "form_too_large", "The form's fields are larger than this service accepts."),
     (SuspiciousOperation, 400, "bad_request", "The request could not be understood."),
 )
+#: What to do next, after what REST framework says is wrong; by its codes.
+_WHAT_NEXT = {
+    "not_authenticated": "Send your token in the header: Authorization: Token <token>.",
+    "authentication_failed": "Send a valid one in the header: Authorization: Token <token>.",
+    "method_not_allowed": "The header Allow names the methods that this address takes.",
+    "not_acceptable": "Accept application/json, or leave the header out.",
+}
 UNEXPECTED = (500, "internal_error", "Something went wrong here. If it stays, tell the operator the trace_id.")
 
 logger = logging.getLogger(__name__)
@@ -69,7 +74,10 @@ def as_problem(error: BaseException | None) -> Problem:
         case ValidationError():
             return invalid(error.detail)
         case APIException():
-            return Problem(error.status_code, error.default_code, str(error.detail), headers=_headers(error))
+            sentences = f"{error.detail} {_WHAT_NEXT.get(error.default_code, '')}".rstrip()
+            return Problem(error.status_code, error.default_code, sentences, headers=_headers(error))
+    if error is not None and is_database_away(error):
+        return Problem(*DATABASE_AWAY)
     status, code, detail = next((known[1:] for known in FOREIGN if isinstance(error, known[0])), UNEXPECTED)
     return Problem(status, code, detail)
 

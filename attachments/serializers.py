@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from django.urls import reverse
+from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import extend_schema_field, extend_schema_serializer
 from rest_framework import serializers
 from rest_framework.request import Request
@@ -55,8 +56,13 @@ class UploadFields(serializers.Serializer[Any]):
         return super().to_internal_value(data)
 
 
+@extend_schema_field(OpenApiTypes.BINARY)
+class SentFile(serializers.FileField):
+    """A file on its way in: the schema would otherwise call it a URI, and its page offer no file to choose."""
+
+
 class UploadForm(UploadFields):
-    file = serializers.FileField(help_text="The one file, with its name.")
+    file = SentFile(help_text="The one file, with its name.")
 
 
 class ListParameters(serializers.Serializer[Any]):

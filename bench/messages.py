@@ -42,7 +42,9 @@ def relay(_folder: Path) -> list[Figure]:
             cursor.execute("ANALYZE pipeline_outbox")
         one = Relay()
         began = time.perf_counter()
-        sent = one.run()
+        sent = 0
+        while confirmed := one.run():
+            sent += confirmed
         pipelined = sent / (time.perf_counter() - began)
         one.close()
         waiting = _one_by_one(job)

@@ -6,6 +6,7 @@ ETA or countdown, no Celery retries for pipeline work. The topology itself is `p
 
 from __future__ import annotations
 
+import datetime
 import logging
 import logging.config
 import os
@@ -20,6 +21,7 @@ from celery.signals import (
     celeryd_after_setup,
     setup_logging,
     worker_init,
+    worker_process_init,
     worker_process_shutdown,
     worker_shutting_down,
 )
@@ -61,7 +63,12 @@ class StrictConsumer(Consumer):
             if flaw:
                 self._dead_letter(message, flaw)
                 return
-            handle(message)
+            try:
+                handle(message)
+            except self.connection_errors + self.channel_errors:
+                raise
+            except Exception as error:  # noqa: BLE001  (whatever Celery makes of a message, the worker lives)
+                self._dead_letter(message, f"not understood: {type(error).__name__}")
 
         return on_message
 
@@ -85,9 +92,16 @@ def _flaw(message: Message) -> str | None:
         return "no id header"
     if headers.get("eta") is not None or headers.get("timelimit") not in (None, [None, None]):
         return "eta or timelimit set"
-    if not isinstance(headers.get("expires"), (str, type(None))) or not isinstance(headers.get("retries", 0), int):
+    if not _is_moment(headers.get("expires")) or not isinstance(headers.get("retries", 0), int):
         return "malformed headers"
     return _body_flaw(message)
+
+
+def _is_moment(text: Any) -> bool:
+    try:
+        return text is None or bool(datetime.datetime.fromisoformat(text))
+    except (TypeError, ValueError):
+        return False
 
 
 def _body_flaw(message: Message) -> str | None:
@@ -207,6 +221,14 @@ def _prepare(instance: Any, **_: Any) -> None:
         raise SystemExit(1) from None
     finally:
         confined.shut_down()
+
+
+@worker_process_init.connect
+def _clear_scratch(**_: Any) -> None:
+    """A child that was killed left the files it worked on; its successor removes them."""
+    from pipeline import scratch
+
+    scratch.clear_abandoned()
 
 
 @worker_process_shutdown.connect

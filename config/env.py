@@ -79,13 +79,12 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
 
 
 def read(name: str) -> Any:
-    """The value of a declared variable; ImproperlyConfigured names a missing or malformed one."""
+    """The value of a declared variable; ImproperlyConfigured names a malformed one, or a required one without value."""
     cast, default = VARIABLES[name]
     try:
-        if default is REQUIRED:
-            return environ.Env().get_value(name, cast=cast)
-        return environ.Env().get_value(name, cast=cast, default=default)
-    except ImproperlyConfigured:
-        raise ImproperlyConfigured(f"Set {name}; see docs/deployment.md.") from None
+        value = environ.Env().get_value(name, cast=cast, default=default)
     except ValueError as error:
         raise ImproperlyConfigured(f"{name} must be of type {cast.__name__}: {error}.") from error
+    if default is REQUIRED and (value is REQUIRED or not value.strip()):
+        raise ImproperlyConfigured(f"Set {name}; see docs/deployment.md.")
+    return value

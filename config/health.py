@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from django.conf import settings
-from django.db import Error, connection, transaction
+from django.db import Error, OperationalError, connection, transaction
 from django.db.models import Count, Min, Q
 from django.db.models.functions import Now
 from django.http import HttpRequest, HttpResponse, JsonResponse
@@ -77,7 +77,12 @@ def _probe(part: str, ask: Callable[[], dict[str, object] | None], parts: dict[s
 
 
 def _outbox_age() -> dict[str, object]:
-    with _short_queries():
+    with _short_queries(), connection.cursor() as cursor:
+        # After a failover the address may lead to a standby, which takes no uploads.
+        cursor.execute("SELECT current_setting('transaction_read_only') = 'on'")
+        (is_read_only,) = cursor.fetchone() or (False,)
+        if is_read_only:
+            raise OperationalError("the database is read-only")
         return {"oldest_unsent_seconds": round(_unsent_seconds(), 1)}
 
 

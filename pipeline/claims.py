@@ -16,8 +16,9 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection
+from django.db import Error, connection
 
+from attachments.outages import is_database_away, sqlstate_of
 from pipeline import lifecycle, metrics, shutdown
 from pipeline.confined import Interrupted
 from pipeline.failures import CANCELLED, ORIGINAL_GONE
@@ -97,9 +98,11 @@ def patiently(ask: Callable[[], Answer], *, stop: Callable[[], bool] = lambda: F
     while True:
         try:
             return ask()
-        except (OperationalError, InterfaceError) as error:
-            sqlstate = getattr(error.__cause__, "sqlstate", None)
-            logger.warning("database_unavailable", extra={"cause": type(error).__name__, "sqlstate": sqlstate})
+        except Error as error:
+            if not is_database_away(error):
+                raise
+            facts = {"cause": type(error).__name__, "sqlstate": sqlstate_of(error)}
+            logger.warning("database_unavailable", extra=facts)
             connection.close()
         if shutdown.wait(AGAIN_SECONDS):
             raise ShuttingDown
@@ -156,7 +159,7 @@ class Heartbeat(threading.Thread):
             self.stop_reason = StopReason.LOST
         except Cancelled:
             self.stop_reason = StopReason.CANCELLED
-        except (OperationalError, InterfaceError) as error:
+        except Error as error:
             logger.warning("renewal_failed", extra={"job_id": str(self._lease.job_id), "cause": type(error).__name__})
             connection.close()
             return AGAIN_SECONDS

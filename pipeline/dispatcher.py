@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 
 import psycopg
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, connection
+from django.db import connection
 
+from attachments.outages import is_database_away
 from pipeline import maintenance, outbox
 from pipeline.broker import BrokerUnavailable, Publisher, WrongTopology
 from pipeline.relay import Relay
@@ -88,7 +89,7 @@ class Chore:
     def _put_off(self, error: Exception) -> None:
         self._due = time.monotonic() + max(BROKER_PAUSE_SECONDS, self.every_seconds)
         facts = {"chore": self.name, "cause": f"{type(error).__name__}: {error}"}
-        if isinstance(error, (OperationalError, InterfaceError)):
+        if is_database_away(error):
             connection.close()
             logger.warning("database_unavailable", extra=facts)
         elif isinstance(error, BrokerUnavailable):

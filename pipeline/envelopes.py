@@ -32,8 +32,13 @@ def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Envelope:
     except schemas.InvalidShape as error:
         raise InvalidEnvelope(str(error)) from error
     document = args[0]
+    try:
+        job_id = uuid.UUID(document["job_id"])
+    except ValueError as error:
+        # The schema's `$` lets a trailing line feed pass.
+        raise InvalidEnvelope("jobs: job_id is no UUID") from error
     return Envelope(
-        job_id=uuid.UUID(document["job_id"]),
+        job_id=job_id,
         attempt=int(document["attempt"]),
         carrier=document["carrier"],
     )

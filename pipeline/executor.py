@@ -23,7 +23,7 @@ from pipeline import claims, failpoints, lifecycle, metrics, outcomes, scratch
 from pipeline.claims import Heartbeat, ShuttingDown
 from pipeline.confined import Interrupted
 from pipeline.envelopes import Envelope
-from pipeline.lifecycle import Lease
+from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 from pipeline.steps import Produced, StepResult
 
 Answer = TypeVar("Answer")
@@ -122,16 +122,21 @@ def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
     stored = attempt.ask(lambda: objects.register(key, content_type=produced.content_type, created_by=lease.worker))
     written = storage.put_file(stored.bucket, stored.key, produced.path, content_type=produced.content_type)
     failpoints.hit("after_store")
-    attempt.ask(
-        lambda: lifecycle.record(
-            lease,
-            variant=produced.variant,
-            object_id=stored.id,
-            written=written,
-            facts=produced.facts,
-            original_facts=result.original_facts,
+    try:
+        attempt.ask(
+            lambda: lifecycle.record(
+                lease,
+                variant=produced.variant,
+                object_id=stored.id,
+                written=written,
+                facts=produced.facts,
+                original_facts=result.original_facts,
+            )
         )
-    )
+    except (Cancelled, LeaseLost):
+        # Nobody will point at it, and what was deleted should not wait a day for the sweep.
+        objects.throw_away(stored.id)
+        raise
 
 
 def _missing(attempt: Attempt) -> frozenset[str]:

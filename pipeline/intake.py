@@ -15,7 +15,7 @@ from typing import Self
 
 from django.conf import settings
 from django.contrib.auth.models import User
-from django.db import IntegrityError, InterfaceError, OperationalError, transaction
+from django.db import Error, IntegrityError, transaction
 
 from attachments import inspection, objects, storage
 from attachments.errors import (
@@ -29,6 +29,7 @@ from attachments.errors import (
 )
 from attachments.models import Attachment, BucketRole, StoredObject
 from attachments.names import NAME_LIMIT, display_name, printable
+from attachments.outages import is_database_away
 from attachments.storage import Writer, Written
 from config.logging import current_carrier
 from pipeline import failpoints, lifecycle, metrics, registry
@@ -176,7 +177,9 @@ def accept(received: Received, request: Request) -> Accepted:
         if not _is_taken_key(error):
             raise
         return _replay(received, request)
-    except (OperationalError, InterfaceError) as error:
+    except Error as error:
+        if not is_database_away(error):
+            raise
         raise OutcomeUnknown(type(error).__name__) from error
     failpoints.hit("after_commit")
     metrics.ACCEPTED.labels(pipeline=accepted.job.pipeline, source=request.source).inc()

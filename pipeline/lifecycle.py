@@ -94,6 +94,7 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
             _log(job_id, State.QUEUED, State.PROCESSING, attempt=attempt, reason="claimed", actor=worker)
         elif not Job.objects.filter(job_id=job_id, state=State.PROCESSING, lease_token=token).exists():
             return None
+        is_cancelled = Job.objects.filter(job_id=job_id, cancel_requested_at__isnull=False).exists()
     return Lease(
         job_id=job_id,
         attachment_id=job.attachment_id,
@@ -103,7 +104,7 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
         token=token,
         worker=worker,
         original=None if original is None or original.bucket_role == BucketRole.TRASH else original,
-        cancel_requested=job.cancel_requested_at is not None,
+        cancel_requested=is_cancelled,
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import time
 from datetime import timedelta
 
 from django.conf import settings
@@ -23,6 +24,7 @@ from pipeline.models import OutboxMessage
 from pipeline.states import Runner, State
 
 SWEEP_LIMIT = 200
+SWEEP_SECONDS = 60.0
 REDISPATCH_LIMIT = 500
 REDISPATCH_CAP = timedelta(hours=1)
 
@@ -32,10 +34,10 @@ logger = logging.getLogger(__name__)
 def recover() -> int:
     """Take back jobs whose lease ran out; returns how many.
 
-    Nothing is taken back on a connection younger than one lease: after an outage of the database the living workers
-    need a moment to renew.
+    Nothing is taken back for one lease after the database, or this process, was away: the living workers need a
+    moment to renew.
     """
-    if _connection_seconds() < settings.LEASE_SECONDS:
+    if not _trust.is_earned():
         return 0
     moved = lifecycle.recover()
     if moved:
@@ -75,13 +77,33 @@ def sweep() -> int:
 
 def _erase_trash() -> int:
     """Stops at the first sign that the storage is away: each further try would only wait for it again."""
-    erased = 0
+    erased, until = 0, time.monotonic() + SWEEP_SECONDS
     try:
-        for object_id in _trash():
-            erased += objects.erase(object_id)
+        while (batch := _trash()) and time.monotonic() < until:
+            erased += sum(objects.erase(object_id) for object_id in batch)
     except StorageUnavailable as error:
         logger.warning("sweep_stopped", extra={"cause": str(error)})
     return erased
+
+
+class Trust:
+    """Whether an expired lease means a dead worker, and not a database that answered nobody for a while."""
+
+    def __init__(self) -> None:
+        self._looked_at: float | None = None
+        self._from = 0.0
+
+    def is_earned(self) -> bool:
+        """Ask the database how old this connection is; a long time since the last answer begins the wait anew."""
+        age, now = _connection_seconds(), time.monotonic()
+        silence = now - self._looked_at if self._looked_at is not None else 0.0
+        self._looked_at = now
+        if silence > settings.LEASE_SECONDS - settings.RENEW_SECONDS:
+            self._from = now + settings.LEASE_SECONDS
+        return age >= settings.LEASE_SECONDS and now >= self._from
+
+
+_trust = Trust()
 
 
 def _connection_seconds() -> float:
@@ -129,7 +151,8 @@ def _newest_claimed(queue: str) -> datetime.datetime | None:
     """When the newest message that has been claimed was sent; None when there is none of late."""
     return (
         OutboxMessage.objects.filter(Q(job__attempt__gt=F("attempt")) | ~Q(job__state=State.QUEUED))
-        .filter(queue=queue, sent_at__gt=Now() - 2 * REDISPATCH_CAP)
+        # One that was sent again may have been claimed by its first copy, and proves nothing.
+        .filter(queue=queue, redispatches=0, sent_at__gt=Now() - 2 * REDISPATCH_CAP)
         .order_by("-sent_at")
         .values_list("sent_at", flat=True)
         .first()
@@ -162,7 +185,7 @@ def _trash_forgotten_staging() -> None:
 
 def _trash() -> list[int]:
     return list(
-        StoredObject.objects.filter(bucket_role=BucketRole.TRASH)
+        StoredObject.objects.filter(bucket_role=BucketRole.TRASH, attachment__isnull=True, variant__isnull=True)
         .order_by("created_at")
         .values_list("id", flat=True)[:SWEEP_LIMIT]
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -27,6 +28,7 @@ from pipeline.wire import Message
 BATCH = 500
 #: A backlog is shared by this many threads: one encodes while another waits for the database or the broker.
 LANES = 2
+SHARE_SECONDS = 2.0
 #: A message that the broker would not take waits this long before it is tried again.
 AGAIN_AFTER = timedelta(seconds=5)
 
@@ -53,7 +55,7 @@ class Relay:
         self._stop = stop or threading.Event()
 
     def run(self) -> int:
-        """Publish until nothing is due or `stop` is set; returns how many were confirmed.
+        """Publish until nothing is due, `stop` is set or SHARE_SECONDS are over; returns how many were confirmed.
 
         Raises BrokerUnavailable when the broker is away, and then nothing more is marked.
         """
@@ -68,10 +70,10 @@ class Relay:
             publisher.close()
 
     def _share(self, publisher: Publisher) -> int:
-        """One lane's part of a backlog."""
-        confirmed = 0
+        """One lane's part of a backlog, for so long that the dispatcher's other chores are not starved."""
+        confirmed, until = 0, time.monotonic() + SHARE_SECONDS
         try:
-            while not self._stop.is_set():
+            while not self._stop.is_set() and time.monotonic() < until:
                 batch = relay_batch(publisher)
                 confirmed += batch.confirmed
                 if batch.is_last:

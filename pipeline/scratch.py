@@ -15,21 +15,29 @@ PREFIX = "holdfast-scratch-"
 @contextmanager
 def folder() -> Iterator[Path]:
     """A fresh folder, gone when the block ends."""
-    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{getpid()}-", ignore_cleanup_errors=True) as path:
+    prefix = f"{PREFIX}{getpid()}-{_started(getpid())}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
         yield Path(path)
 
 
 def clear_abandoned() -> int:
     """Remove what killed processes left here; returns how many folders. A starting worker does this."""
-    abandoned = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if not _is_alive(_owner(path))]
+    abandoned = [path for path in Path(tempfile.gettempdir()).glob(f"{PREFIX}*") if not _is_alive(path)]
     for path in abandoned:
         shutil.rmtree(path, ignore_errors=True)
     return len(abandoned)
 
 
-def _owner(path: Path) -> str:
-    return path.name.removeprefix(PREFIX).partition("-")[0]
+def _is_alive(path: Path) -> bool:
+    """Whether the process that made the folder still runs; the start time tells it from one with the same number."""
+    pid, started, *_ = path.name.removeprefix(PREFIX).split("-")
+    return _started(int(pid)) == started
 
 
-def _is_alive(pid: str) -> bool:
-    return Path("/proc", pid).exists()
+def _started(pid: int) -> str:
+    """When a process started, in the kernel's ticks; empty when there is none."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]

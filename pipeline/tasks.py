@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from typing import Any
 
@@ -10,9 +11,13 @@ from celery.exceptions import Reject
 from django.db import connection
 
 from config.logging import bound_carrier
-from pipeline import dispatcher, envelopes, executor, maintenance
+from pipeline import dispatcher, envelopes, executor, maintenance, shutdown
 from pipeline.claims import ShuttingDown
 from pipeline.envelopes import InvalidEnvelope
+
+UNDECIDED_PAUSE_SECONDS = 1.0
+
+logger = logging.getLogger(__name__)
 
 
 @shared_task(name="pipeline.process", bind=True)
@@ -26,6 +31,11 @@ def process(self: Task[Any, str], *args: Any, **kwargs: Any) -> str:
         raise Reject(str(error), requeue=False) from error
     except ShuttingDown as error:
         raise Reject("shutting down", requeue=True) from error
+    except Exception as error:
+        # Nothing was decided, so nothing may be acknowledged; the queue's delivery limit bounds how often.
+        logger.exception("undecided")
+        shutdown.wait(UNDECIDED_PAUSE_SECONDS)
+        raise Reject("undecided", requeue=True) from error
 
 
 class Chore(Task[Any, int]):

@@ -60,7 +60,7 @@ def test_every_error_code_of_the_api_is_described_with_its_status() -> None:
 def answered() -> Iterator[tuple[str, int]]:
     """(code, status) of every error class, of every Problem that the door writes out, and of the frameworks' errors."""
     yield from ((code, status) for _, status, code, _ in problems.FOREIGN)
-    yield problems.UNEXPECTED[1], problems.UNEXPECTED[0]
+    yield from ((code, status) for status, code, _ in (problems.DATABASE_AWAY, problems.UNEXPECTED))
     yield from ((error.default_code, error.status_code) for error in FRAMEWORK)
     for error in subclasses(AttachmentError):
         if error.code not in NOT_ANSWERED and error.__module__ != "pipeline.confined":

@@ -25,6 +25,8 @@ AT_ONCE = 4
 WAIT_SECONDS = 20
 FILE_SECONDS = 900.0
 ENDS = ("ready", "failed")
+#: Failures that are not the file's own: the log tells more than the sentence.
+OURS = ("crashed", "internal_error", "worker_lost", "outage")
 
 
 @dataclass
@@ -38,7 +40,7 @@ class Outcome:
     ms: int = 0
     attempt: int = 0
     variants: dict[str, dict[str, Any]] = field(default_factory=dict)
-    #: The log that tells more about a failure.
+    #: The log that tells more about a failure, where one does.
     log: Path | None = None
 
     @property
@@ -69,7 +71,6 @@ def run_demo(files: list[Path], *, report: Path | None, console: Console) -> int
         if report:
             write_report(report, outcomes)
             say(f"Wrote {report}")
-    say("Stopped")
     return 0 if all(outcome.is_ready for outcome in outcomes) else 1
 
 
@@ -110,9 +111,9 @@ def send(outcome: Outcome, client: Client, *, show: Callable[[str, float], None]
             show("checking", 1.0)
             _fetch_everything(outcome, status, client)
     except Refusal as refusal:
-        outcome.state = "refused" if refusal.status < 500 else "unanswered"
-        outcome.error_code, outcome.error = refusal.code, str(refusal)
-        outcome.log = LOGS / "web.log"
+        outcome.state, outcome.error_code, outcome.error = "refused", refusal.code, str(refusal)
+        if refusal.status >= 500:
+            outcome.state, outcome.log = "unanswered", LOGS / "web.log"
     except (OSError, HTTPException, TimeoutError) as error:
         outcome.state, outcome.error_code, outcome.error = "unanswered", "no_answer", f"{type(error).__name__}: {error}"
         outcome.log = LOGS / "web.log"
@@ -142,7 +143,7 @@ def _followed(
 def _take_over(outcome: Outcome, status: dict[str, Any]) -> None:
     outcome.state, outcome.attempt = status["state"], status["attempt"]
     outcome.error_code, outcome.error = status["error_code"], status["error"]
-    if status["state"] == "failed":
+    if outcome.error_code in OURS:
         outcome.log = LOGS / "worker-images.log"
 
 

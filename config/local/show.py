@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 STYLES = {"ready": "green", "sending": "cyan", "checking": "cyan", "queued": "yellow", "processing": "yellow"}
 DIGEST_DIGITS = 8
+#: From so many columns on, the table has room for its long heading.
+WIDE = 100
 
 
 class Progress:
@@ -61,10 +63,11 @@ class Progress:
 def print_table(outcomes: list[Outcome], *, console: Console) -> None:
     """Each file with its state, and under it every variant with its size and checksum."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("file, and what was made of it", overflow="fold", ratio=1)
+    heading = "file, and what was made of it" if console.width >= WIDE else "file"
+    table.add_column(heading, overflow="fold", ratio=1)
     table.add_column("state", no_wrap=True)
-    for heading in ("ms", "pixels", "bytes"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    for number in ("ms", "pixels", "bytes"):
+        table.add_column(number, justify="right", no_wrap=True)
     table.add_column("sha256", no_wrap=True)
     for outcome in outcomes:
         size = f"{outcome.file.stat().st_size:,}"
@@ -80,7 +83,7 @@ def print_table(outcomes: list[Outcome], *, console: Console) -> None:
 
 
 def print_failures(outcomes: list[Outcome], *, console: Console) -> None:
-    """Why each file that is not ready is not, and the end of the log that tells more."""
+    """Why each file that is not ready is not, and the end of the log where it tells more."""
     failed = [outcome for outcome in outcomes if not outcome.is_ready]
     for outcome in failed:
         name, reason = escape(outcome.file.name), escape(outcome.error or "")

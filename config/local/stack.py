@@ -75,6 +75,7 @@ def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
         environment = _environment(backends, addresses, folder) | run.environment()
         ours = our_programs(folder, addresses, management_url=backends.management_url)
         programs = [*backends.programs, *ours]
+        on_exit.callback(say, "Stopped")
         supervisor = on_exit.enter_context(supervised(run, programs, environment=environment, logs=LOGS))
         on_exit.callback(say, "Stopping everything")
         say("Starting PostgreSQL and RabbitMQ")

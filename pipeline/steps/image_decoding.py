@@ -17,6 +17,7 @@ import pillow_heif
 import pyvips
 
 from attachments.errors import BadFile, EmptyFile, TooManyPixels, UnsupportedType
+from attachments.inspection import check_pixels
 from pipeline.steps import palette, thumbhash
 
 #: Detected type: the name of the format, and the one class of libvips loaders that may read it (None: pillow-heif).
@@ -65,7 +66,8 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
         raise UnsupportedType(f"no loader is allowed for {content_type}")
     with _reading():
         opened = _open(path, content_type)
-        _check_pixels(opened, request["max_pixels"])
+        # Only the first frame is ever decoded, so its pixels are what counts, however many frames there are.
+        check_pixels(opened.width, opened.height, max_pixels=request["max_pixels"])
         picture = _normal(opened.shrink(_side_needed(opened, wanted))).copy_memory()
     made = {}
     for variant in wanted:
@@ -144,17 +146,6 @@ def _heic_pixels(heic: pillow_heif.HeifFile) -> pyvips.Image:
     if heic.premultiplied_alpha:
         image = image.unpremultiply().cast(number)
     return image
-
-
-def _check_pixels(opened: Opened, limit: int) -> None:
-    """Only the first frame is ever decoded, so its pixels are what counts, however many frames there are."""
-    if opened.width * opened.height > limit:
-        raise TooManyPixels(
-            f"{opened.width} × {opened.height} is over {limit} pixels",
-            width=opened.width,
-            height=opened.height,
-            limit=limit,
-        )
 
 
 def _side_needed(opened: Opened, wanted: list[str]) -> int:

@@ -18,8 +18,17 @@ NOBODYS = uuid.UUID(int=0)
 @pytest.mark.parametrize(("method", "path"), [("PUT", ""), ("PATCH", f"{NOBODYS}/"), ("POST", f"{NOBODYS}/original/")])
 def test_a_method_that_is_not_there_is_told_which_are(door: Door, method: str, path: str) -> None:
     response = door.client.generic(method, URL + path)
-    assert_problem(response, 405, "method_not_allowed")
+    assert "Allow" in assert_problem(response, 405, "method_not_allowed")["detail"]
     assert "GET" in response.headers["Allow"]
+
+
+@pytest.mark.parametrize(
+    ("headers", "code"),
+    [({}, "not_authenticated"), ({"Authorization": "Token wrong"}, "authentication_failed")],
+)
+def test_who_sends_no_token_or_a_wrong_one_is_told_how(client: Client, headers: dict[str, str], code: str) -> None:
+    response = client.get(URL, headers=headers)
+    assert "Authorization: Token <token>" in assert_problem(response, 401, code)["detail"]
 
 
 @pytest.mark.parametrize(
@@ -75,3 +84,8 @@ def test_the_schema_is_valid_and_names_every_call(capsys: pytest.CaptureFixture[
 def test_the_schema_and_its_page_are_served(door: Door) -> None:
     assert door.get("/api/v1/schema/", Accept="application/json").json()["openapi"].startswith("3.")
     assert door.get("/api/v1/docs/").status_code == 200
+
+
+def test_the_bare_address_leads_to_the_page_of_the_api(client: Client) -> None:
+    response = client.get("/")
+    assert (response.status_code, response.headers["Location"]) == (302, "/api/v1/docs/")

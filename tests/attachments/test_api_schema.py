@@ -28,6 +28,13 @@ GENERATED = SchemaGenerator().get_schema(public=True)  # type: ignore[no-untyped
 schema = schemathesis.openapi.from_dict(GENERATED).include(path_regex="/attachments/")
 
 
+def test_the_file_of_an_upload_is_chosen_not_typed() -> None:
+    (form,) = GENERATED["paths"]["/api/v1/attachments/"]["post"]["requestBody"]["content"].values()
+    name = form["schema"]["$ref"].rpartition("/")[2]
+    file = GENERATED["components"]["schemas"][name]["properties"]["file"]
+    assert (file["type"], file["format"]) == ("string", "binary")
+
+
 @schema.parametrize()
 @bounds(
     max_examples=20,

@@ -15,7 +15,7 @@ import pytest
 from rich.console import Console
 
 from config.local.client import Client
-from config.local.demo import send_all, write_report
+from config.local.demo import Outcome, send, send_all, write_report
 from config.local.places import remove_outside_folder
 from config.local.runs import claimed
 from config.local.show import print_failures, print_table
@@ -71,7 +71,31 @@ def test_files_come_back_checked_or_with_a_reason(running: tuple[subprocess.Pope
     assert (refused["state"], refused["error_code"], refused["variants"]) == ("refused", "unsupported_type", {})
     shown = paper.getvalue()
     assert "1 of 3 files ready" in shown
-    assert "it ends:" in shown
+    assert "notes.xyz: refused, unsupported_type." in shown
+    assert "it ends:" not in shown
+
+
+def test_only_a_failure_of_ours_shows_a_log(tmp_path: Path) -> None:
+    log = tmp_path / "web.log"
+    log.write_text("what happened")
+    paper = io.StringIO()
+    unanswered = Outcome(tmp_path / "photo.png", "unanswered", "no_answer", "ConnectionError: refused", log=log)
+    print_failures([unanswered], console=Console(file=paper, width=200))
+    assert "it ends:\nwhat happened" in paper.getvalue()
+
+
+@pytest.mark.parametrize(("code", "has_log"), [("crashed", True), ("outage", True), ("bad_file", False)])
+def test_a_failed_file_names_a_log_where_it_tells_more(tmp_path: Path, code: str, *, has_log: bool) -> None:
+    class Failing(Client):
+        def upload(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"id": "1"}
+
+        def status(self, *_: Any, **__: Any) -> dict[str, Any]:
+            return {"state": "failed", "attempt": 1, "error_code": code, "error": "It failed.", "variants": {}}
+
+    outcome = Outcome(tmp_path / "photo.png")
+    send(outcome, Failing("", ""), show=lambda *_: None)
+    assert (outcome.state, outcome.error_code, bool(outcome.log)) == ("failed", code, has_log)
 
 
 def test_a_killed_process_comes_back_and_the_description_follows(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.models import Job, OutboxMessage
 from pipeline.relay import relay_batch
 from tests.conftest import expire_lease
 from tests.rabbit import drain_queue
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 
@@ -39,6 +41,25 @@ def test_a_young_connection_recovers_nothing(leased: Callable[..., Lease], setti
     assert maintenance.recover() == 0
     settings.LEASE_SECONDS = 0.0
     assert maintenance.recover() == 1
+
+
+def test_a_silence_of_the_database_recovers_nothing_for_a_lease(leased: Callable[..., Lease], settings: Any) -> None:
+    """A database that stood still answered no renewal either, though its connections are old."""
+    settings.LEASE_SECONDS, settings.RENEW_SECONDS = 0.6, 0.1
+    trust = maintenance.Trust()
+    until(trust.is_earned)
+    trust._looked_at = time.monotonic() - 1.0
+    assert not trust.is_earned()
+    until(trust.is_earned)
+
+
+def test_trash_of_any_number_is_swept_in_one_go(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(maintenance, "SWEEP_LIMIT", 2)
+    for number in range(5):
+        objects.register(f"attachments/{number}/original", content_type="image/png", created_by="test")
+    StoredObject.objects.update(bucket_role=BucketRole.TRASH)
+    maintenance.sweep()
+    assert StoredObject.objects.count() == 0
 
 
 def test_a_job_whose_message_was_lost_is_sent_again(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from pipeline import scratch
 
 def test_a_starting_worker_clears_what_a_killed_one_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    dead = tmp_path / f"{scratch.PREFIX}999999999-abc"
+    dead = tmp_path / f"{scratch.PREFIX}{os.getpid()}-1-abc"
     dead.mkdir()
     (dead / "original").write_bytes(b"private")
     with scratch.folder() as alive:

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import kombu
 import pytest
 import requests
+from django.db import connection
 from prometheus_client.parser import text_string_to_metric_families
 
 from attachments import storage
@@ -19,7 +21,7 @@ from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from config.local.places import free_port
 from pipeline import broker, outbox
 from pipeline.broker import Publisher
-from pipeline.models import Job, JobEvent
+from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.relay import relay_batch
 from pipeline.states import State
 from tests.pictures import jpeg
@@ -158,6 +160,8 @@ HOSTILE: dict[str, tuple[bytes | str, dict[str, Any]]] = {
     "an eta": (body(envelope()), {"headers": headers(eta="2030-01-01T00:00:00Z")}),
     "expires of the wrong type": (body(envelope()), {"headers": headers(expires={"a": 1})}),
     "expires of the wrong form": (body(envelope()), {"headers": headers(expires="never")}),
+    "expires of nothing": (body(envelope()), {"headers": headers(expires="")}),
+    "an id with a line feed": (body(envelope(job_id=f"{uuid.uuid4()}\n")), {"headers": headers()}),
     "ten megabytes": (body(envelope(), "x" * 10_000_000), {"headers": headers()}),
 }
 
@@ -220,3 +224,43 @@ def ready_attempts(port: int) -> float:
     return sum(
         sample.value for sample in samples if sample.name == "holdfast_attempts_total" and sample.labels == labels
     )
+
+
+def test_a_database_that_takes_no_writes_for_a_while_costs_nothing(
+    queued: Callable[..., Job], worker: Process, running: Stack, send: Callable[[], int], rabbit: kombu.Connection
+) -> None:
+    """After a failover the database may be read-only: the message is neither acknowledged nor a chance spent."""
+    job = queued()
+    with read_only_database():
+        send_raw(job, rabbit)
+        worker.until_says("database_unavailable")
+    until_state(job, State.READY, running)
+    job.refresh_from_db()
+    assert (job.attempt, job.failures) == (1, 0)
+
+
+@contextmanager
+def read_only_database() -> Iterator[None]:
+    """New transactions of every other session refuse to write."""
+    name = connection.settings_dict["NAME"]
+    with connection.cursor() as cursor:
+        cursor.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+        end_other_sessions(cursor)
+    try:
+        yield
+    finally:
+        with connection.cursor() as cursor:
+            cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+            end_other_sessions(cursor)
+
+
+def end_other_sessions(cursor: Any) -> None:
+    cursor.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+
+
+def send_raw(job: Job, rabbit: kombu.Connection) -> None:
+    message = OutboxMessage.objects.get(job=job)
+    publish_raw(rabbit, "images", message.body, headers=message.headers)
