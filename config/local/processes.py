@@ -49,7 +49,7 @@ def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> 
         _program("dispatcher", "manage.py", "dispatcher"),
         _celery("beat", "beat", schedule, "--pidfile="),
         _celery("worker-images", *_worker("images", concurrency=image_workers)),
-        _celery("worker-control", *_worker("control", concurrency=1)),
+        _celery("worker-control", *_worker("control", concurrency=2)),
         # It keeps nothing, and ignores signals while it starts.
         replace(_celery("flower", *flower, environment=broker_api), stop_seconds=2),
     ]
