@@ -59,8 +59,9 @@ def _run_child(argv: list[str], environment: dict[str, str]) -> int:
                 env=environment,
                 preexec_fn=die_with_parent,  # noqa: PLW1509  (there are no threads)
             )
-        except FileNotFoundError:
-            print(f"{argv[0]}: command not found", file=sys.stderr)
+        except (FileNotFoundError, PermissionError) as error:
+            # A folder of PATH that may not be searched gives EACCES, and then the name was found nowhere else.
+            print(f"{argv[0]}: {error.strerror}", file=sys.stderr)
             return 127
         pass_to(child)
         code = child.wait()
