@@ -192,3 +192,13 @@ def test_an_aborted_receiver_does_nothing_more(settings: Any) -> None:
         receiver.abort()
         receiver.abort()
     assert nothing_is_left(settings)
+
+
+def test_an_original_that_the_sweep_took_is_not_accepted(user: User) -> None:
+    """An upload that outlasts the retention of staging must not end in a 202 for bytes that are about to go."""
+    received = receive(png())
+    StoredObject.objects.filter(id=received.stored.id).update(bucket_role=BucketRole.TRASH)
+    with pytest.raises(StorageUnavailable):
+        intake.accept(received, request(user))
+    assert not Attachment.objects.exists()
+    assert not Job.objects.exists()
