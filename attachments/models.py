@@ -68,7 +68,7 @@ class StoredObject(models.Model):
             ),
         ]
         indexes = [
-            # maintenance.sweep: what waits for deletion, and staging that nobody claimed, oldest first.
+            # retention.sweep: what waits for deletion, and staging that nobody claimed, oldest first.
             models.Index(
                 name="s3_object_to_sweep",
                 fields=["bucket_role", "created_at"],

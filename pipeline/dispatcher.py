@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection
 
 from attachments.outages import is_database_away
-from pipeline import maintenance, outbox
+from pipeline import maintenance, outbox, retention
 from pipeline.broker import BrokerUnavailable, Publisher, WrongTopology
 from pipeline.relay import Relay
 
@@ -60,7 +60,7 @@ def run(stop: threading.Event) -> None:
 
 def _keep_sweeping(stop: threading.Event) -> None:
     """In a thread of its own: storage that does not answer must not hold up the relay."""
-    chore = Chore("sweep", settings.SWEEP_EVERY_SECONDS, maintenance.sweep)
+    chore = Chore("sweep", settings.SWEEP_EVERY_SECONDS, retention.sweep)
     while not stop.is_set():
         chore.run_if_due()
         stop.wait(settings.DISPATCHER_POLL_SECONDS)

@@ -11,7 +11,7 @@ from celery.exceptions import Reject
 from django.db import connection
 
 from config.logging import bound_carrier
-from pipeline import dispatcher, envelopes, executor, maintenance, shutdown
+from pipeline import dispatcher, envelopes, executor, maintenance, retention, shutdown
 from pipeline.claims import ShuttingDown
 from pipeline.envelopes import InvalidEnvelope
 
@@ -62,4 +62,4 @@ def redispatch() -> int:
 
 @shared_task(name="pipeline.sweep", base=Chore)
 def sweep() -> int:
-    return maintenance.sweep()
+    return retention.sweep()

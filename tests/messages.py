@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from django.db import connection
 from django.db.models.functions import Now
 
 from pipeline.models import Job, OutboxMessage
@@ -26,3 +27,12 @@ def _of_attempt(first: OutboxMessage, number: int) -> OutboxMessage:
         body=first.body,
         due_at=Now(),
     )
+
+
+def sent_ago(job: Job, seconds: float) -> None:
+    """Let a job's messages have been sent a while ago."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pipeline_outbox SET sent_at = now() - make_interval(secs => %s) WHERE job_id = %s",
+            [seconds, job.job_id],
+        )

@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 import pytest
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import lifecycle, maintenance
+from pipeline import lifecycle, retention
 from pipeline.failures import Failure
 from pipeline.lifecycle import Cancelled, Lease
 from pipeline.models import Job
@@ -115,7 +115,7 @@ def test_deleting_takes_away_bytes_and_names_and_keeps_the_history(
     assert not Variant.objects.exists()
     assert set(StoredObject.objects.values_list("bucket_role", flat=True)) == {BucketRole.TRASH}
     assert Job.objects.get(attachment=attachment).events.count() == 3
-    maintenance.sweep()
+    retention.sweep()
     assert not StoredObject.objects.exists()
 
 
