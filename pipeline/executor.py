@@ -12,8 +12,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -24,7 +25,8 @@ from pipeline.claims import Heartbeat, ShuttingDown
 from pipeline.confined import Interrupted
 from pipeline.envelopes import Envelope
 from pipeline.lifecycle import Cancelled, Lease, LeaseLost
-from pipeline.steps import Produced, StepResult
+from pipeline.registry import Pipeline
+from pipeline.steps import Produced, Step, StepResult
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
@@ -62,16 +64,17 @@ def execute(envelope: Envelope, *, worker: str) -> str:
 
 
 def _run(lease: Lease, heartbeat: Heartbeat) -> str:
+    step = ""
     try:
         with scratch.folder() as folder:
             assert lease.original is not None
             attempt = Attempt(lease=lease, original=lease.original, heartbeat=heartbeat, scratch=folder)
-            for stage in STAGES:
+            for step, stage in _stages(lease.pipeline):  # noqa: B007  (tells where an error came from)
                 stage(attempt)
     except ShuttingDown:
         raise
     except Exception as error:  # noqa: BLE001  (the worker's slot must survive; outcomes decides what it means)
-        return outcomes.settle(lease, error, heartbeat)
+        return outcomes.settle(lease, error, heartbeat, step=step)
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome="ready").inc()
     logger.info("attempt_ended", extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": "ready"})
     return "ready"
@@ -86,23 +89,22 @@ def fetch(attempt: Attempt) -> None:
     storage.fetch(original.bucket, original.key, attempt.path, size=original.size, sha256=original.sha256)
 
 
-def make_and_store(attempt: Attempt) -> None:
-    """Compute what is missing, step by step, and record each object as soon as it is durable."""
-    for step in attempt.lease.pipeline.steps:
-        wanted = _missing(attempt) & frozenset(step.makes)
-        if not wanted:
-            continue
+def make_and_store(attempt: Attempt, *, step: Step) -> None:
+    """Compute what is missing of one step, and record each object as soon as it is durable."""
+    wanted = _missing(attempt) & frozenset(step.makes)
+    if not wanted:
+        return
+    _stop_if_told(attempt)
+    result = step.run(
+        attempt.path,
+        content_type=attempt.original.content_type,
+        wanted=wanted,
+        scratch=attempt.scratch,
+        stop=attempt.heartbeat.should_stop,
+    )
+    for produced in result.produced:
         _stop_if_told(attempt)
-        result = step.run(
-            attempt.path,
-            content_type=attempt.original.content_type,
-            wanted=wanted,
-            scratch=attempt.scratch,
-            stop=attempt.heartbeat.should_stop,
-        )
-        for produced in result.produced:
-            _stop_if_told(attempt)
-            _store(attempt, produced, result)
+        _store(attempt, produced, result)
 
 
 def complete(attempt: Attempt) -> None:
@@ -111,7 +113,12 @@ def complete(attempt: Attempt) -> None:
     failpoints.hit("after_result_commit")
 
 
-STAGES = (fetch, make_and_store, complete)
+def _stages(pipeline: Pipeline) -> Iterator[tuple[str, Callable[[Attempt], None]]]:
+    """The stages in their order, by the names that a failure is filed under."""
+    yield "fetch", fetch
+    for step in pipeline.steps:
+        yield step.name, partial(make_and_store, step=step)
+    yield "complete", complete
 
 
 def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """A stable code, a sentence for the owner, the cause for the operator; `counts` towards dead unless it says not."""
+    """A stable code, a sentence for the owner, the cause for the operator, and the stage that it happened in.
+
+    It counts towards dead unless it says not.
+    """
 
     code: str
     sentence: str
     cause: str = ""
+    step: str = ""
     counts: bool = True
 
 

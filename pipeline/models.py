@@ -1,4 +1,5 @@
-"""The tables of work: `pipeline_job`, its append-only history `pipeline_job_event`, and `pipeline_outbox`.
+"""The tables of work: `pipeline_job`, its append-only history `pipeline_job_event`, `pipeline_outbox`, and the audit of
+what operators replayed.
 
 Only `pipeline.lifecycle` writes a job's state. Every time that decides anything is set and compared by the
 database's clock. Lock order everywhere: attachment, object, job, outbox.
@@ -42,8 +43,10 @@ class Job(models.Model):
     leased_by = models.CharField(max_length=128, blank=True, default="")
     cancel_requested_at = models.DateTimeField(null=True)
     error_code = models.CharField(max_length=64, blank=True, default="")
+    error_step = models.CharField(max_length=32, blank=True, default="", db_default="")
     error = models.CharField(max_length=500, blank=True, default="")
     carrier = models.JSONField(default=dict)
+    media = models.JSONField(default=dict, db_default={})
     source = models.CharField(max_length=16, choices=Source.choices)
     created_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
@@ -91,7 +94,14 @@ class Job(models.Model):
             models.Index(F("created_at").desc(), name="pipeline_job_newest"),
             # api and admin: jobs by state, newest first.
             models.Index(F("state"), F("created_at").desc(), name="pipeline_job_state_newest"),
+            # replays and admin: failures grouped by their code and step, and chosen by them.
+            models.Index(
+                name="pipeline_job_failures",
+                fields=["error_code", "error_step", "finished_at"],
+                condition=Q(state=State.FAILED),
+            ),
         ]
+        permissions = [("replay_job", "Can replay failed jobs")]
 
     def __str__(self) -> str:
         return str(self.job_id)
@@ -153,3 +163,40 @@ class OutboxMessage(models.Model):
 
     def __str__(self) -> str:
         return self.message_id
+
+
+class Replay(models.Model):
+    """One act of an operator: who replayed what, when and why; append-only (a trigger refuses changes)."""
+
+    at = models.DateTimeField(db_default=Now())
+    actor = models.CharField(max_length=128)
+    via = models.CharField(max_length=16)
+    reason = models.CharField(max_length=500)
+    chosen_by = models.JSONField(default=dict)
+    matching = models.PositiveIntegerField()
+
+    class Meta:
+        db_table = "pipeline_replay"
+        indexes = [
+            # admin: the newest acts first.
+            models.Index(F("at").desc(), name="pipeline_replay_newest"),
+        ]
+
+    def __str__(self) -> str:
+        return f"replay {self.pk} by {self.actor}"
+
+
+class ReplayedJob(models.Model):
+    """One job that an operator's act put back, and how it stood before and after; append-only."""
+
+    replay = models.ForeignKey(Replay, on_delete=models.PROTECT, related_name="jobs")
+    job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="replays")
+    before = models.JSONField()
+    after = models.JSONField()
+
+    class Meta:
+        db_table = "pipeline_replayed_job"
+        constraints = [models.UniqueConstraint(name="pipeline_replayed_job_once_per_act", fields=["replay", "job"])]
+
+    def __str__(self) -> str:
+        return f"{self.job_id} ({self.replay_id})"

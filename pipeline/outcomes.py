@@ -31,10 +31,13 @@ CAUSE_LIMIT = 4000
 logger = logging.getLogger(__name__)
 
 
-def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
-    """End the attempt as its error demands; returns a word for the log. Nothing is raised but ShuttingDown."""
+def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: str) -> str:
+    """End the attempt as its error demands; returns a word for the log. Nothing is raised but ShuttingDown.
+
+    `step` names the stage that the error came from.
+    """
     try:
-        outcome = claims.patiently(lambda: _decide(lease, error, heartbeat))
+        outcome = claims.patiently(lambda: _decide(lease, error, heartbeat, step=step))
     except LeaseLost:
         outcome = "lease_lost"
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome=outcome).inc()
@@ -53,7 +56,7 @@ def _jitter() -> float:
     return random.uniform(1 - JITTER, 1 + JITTER)  # noqa: S311  (no secret)
 
 
-def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
+def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: str) -> str:
     reason = heartbeat.stop_reason
     if isinstance(error, LeaseLost) or reason is StopReason.LOST:
         raise LeaseLost
@@ -68,9 +71,9 @@ def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat) -> str:
     if isinstance(error, OUTAGE):
         return _wait_out(lease)
     if isinstance(error, PERMANENT):
-        lifecycle.fail(lease, _failure(error))
+        lifecycle.fail(lease, _failure(error, step=step))
         return "failed"
-    return _try_again(lease, error)
+    return _try_again(lease, _failure(error, step=step))
 
 
 def _wait_out(lease: Lease) -> str:
@@ -81,12 +84,12 @@ def _wait_out(lease: Lease) -> str:
     return "released"
 
 
-def _try_again(lease: Lease, error: BaseException) -> str:
+def _try_again(lease: Lease, failure: Failure) -> str:
     failures = lease.failures + 1
     if failures >= settings.MAX_FAILURES:
-        lifecycle.fail(lease, _failure(error))
+        lifecycle.fail(lease, failure)
         return "dead"
-    lifecycle.retry_later(lease, _failure(error), pause=pause_after(failures))
+    lifecycle.retry_later(lease, failure, pause=pause_after(failures))
     return "retried"
 
 
@@ -102,9 +105,8 @@ def _tell(lease: Lease, outcome: str, error: BaseException) -> None:
     )
 
 
-def _failure(error: BaseException) -> Failure:
+def _failure(error: BaseException, *, step: str = "") -> Failure:
     known = MemoryLimit() if isinstance(error, MemoryError) else error
     cause = "".join(traceback.format_exception(error, limit=-6))[-CAUSE_LIMIT:]
-    if isinstance(known, (AttachmentError, ConfinedError)):
-        return Failure(code=known.code, sentence=known.sentence, cause=cause)
-    return Failure(code=ConfinedError.code, sentence=ConfinedError.sentence, cause=cause)
+    told = known if isinstance(known, (AttachmentError, ConfinedError)) else ConfinedError
+    return Failure(code=told.code, sentence=told.sentence, cause=cause, step=step)

@@ -15,6 +15,7 @@ from django.db.models.functions import Now
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline import lifecycle
+from pipeline.models import Job
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,7 @@ def _lock_objects(attachment: Attachment) -> list[int]:
 
 
 def _clear(attachment: Attachment) -> None:
+    Job.objects.filter(attachment=attachment).update(media={})
     Attachment.objects.filter(id=attachment.id).update(
         deleted_at=Now(),
         original=None,

@@ -20,9 +20,12 @@ MOVES: frozenset[tuple[State | None, State]] = frozenset(
         (State.PROCESSING, State.QUEUED),
         (State.PROCESSING, State.READY),
         (State.PROCESSING, State.FAILED),
+        (State.FAILED, State.QUEUED),
+        (State.READY, State.QUEUED),
     }
 )
 
+#: Where work ends. Only an operator leaves one of these: `replay` a failed job, `repair` a ready one.
 TERMINAL = (State.READY, State.FAILED)
 
 

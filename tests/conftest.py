@@ -5,6 +5,7 @@ PostgreSQL and RabbitMQ are real and come from the environment; `make test` star
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -17,10 +18,11 @@ from django.contrib.auth.models import User
 from django.db import connection
 
 from attachments import storage
-from pipeline import broker, intake, lifecycle
+from pipeline import broker, intake, lifecycle, registry
 from pipeline.broker import Publisher
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
+from pipeline.registry import Pipeline
 from pipeline.states import Source
 from tests.pictures import png
 from tests.processes import Stack, stack
@@ -66,14 +68,29 @@ def leased(queued: Callable[..., Job]) -> Callable[..., Lease]:
 
 
 @pytest.fixture
+def release_image_v2(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Pipeline]:
+    """Registers a second version of the image pipeline, as an upgrade to a newer release does."""
+
+    def release() -> Pipeline:
+        newer = dataclasses.replace(registry.newest("image"), version=2)
+        monkeypatch.setattr(registry, "PIPELINES", (*registry.PIPELINES, newer))
+        monkeypatch.setitem(registry._BY_VERSION, ("image", 2), newer)
+        return newer
+
+    return release
+
+
+@pytest.fixture
 def rabbit() -> Iterator[kombu.Connection]:
     """A connection to the broker with our topology declared and every queue empty."""
     opened = broker.connect()
     broker.declare(opened)
     _purge(opened)
     yield opened
-    _purge(opened)
-    opened.release()
+    opened.collect(socket_timeout=1)
+    # The test may have ended the broker meanwhile, and the connection with it.
+    with broker.connect() as another:
+        _purge(another)
 
 
 @pytest.fixture

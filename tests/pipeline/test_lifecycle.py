@@ -126,7 +126,8 @@ def test_record_publishes_an_object_with_its_variant(leased: Callable[..., Lease
     assert (variant.variant, variant.stored_object_id, variant.facts) == ("thumbnail", stored.id, {"width": 1})
     stored.refresh_from_db()
     assert (stored.bucket_role, stored.size) == (BucketRole.VARIANTS, 5)
-    assert Attachment.objects.get(id=lease.attachment_id).media == {"width": 9}
+    assert Job.objects.get(job_id=lease.job_id).media == {"width": 9}
+    assert Attachment.objects.get(id=lease.attachment_id).media == {}
 
 
 def test_recording_the_same_object_twice_changes_nothing(leased: Callable[..., Lease]) -> None:

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.django_db
 def settle(lease: Lease, error: Exception, reason: StopReason | None = None) -> tuple[str, Job]:
     heartbeat = Heartbeat(lease)
     heartbeat.stop_reason = reason
-    return outcomes.settle(lease, error, heartbeat), Job.objects.get(job_id=lease.job_id)
+    return outcomes.settle(lease, error, heartbeat, step="image"), Job.objects.get(job_id=lease.job_id)
 
 
 @pytest.mark.parametrize("error", [BadFile("cut short"), TooManyPixels("999 MP")])

@@ -1,36 +1,27 @@
-"""The only writer of a job's state: one function a move, each guarded by the expected state and the lease token.
-
-The row count is the answer. A worker that lost its lease changes nothing: it gets LeaseLost. The table of
-moves is docs/states.md; every time is the database's.
-"""
+"""The moves of a job from accepted to done: by the worker that holds its lease, and by `recover` when that is gone."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
 from django.conf import settings
 from django.db import transaction
-from django.db.models import Expression, F, Q, QuerySet
+from django.db.models import Expression, F
 from django.db.models.functions import Coalesce, Now
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
 from pipeline import outbox, registry
 from pipeline.failures import WORKER_LOST, Failure
+from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_held, log, put_back
 from pipeline.models import Job, JobEvent
 from pipeline.registry import Pipeline
 from pipeline.states import Runner, Source, State
 
 DISPATCHER = "dispatcher"
-DETAIL_LIMIT = 8000
-
-
-class LeaseLost(Exception):
-    """The job is no longer held under this token; whatever was made must not be published."""
 
 
 class Cancelled(Exception):
@@ -41,37 +32,12 @@ class Incomplete(Exception):
     """A promised variant is missing, so the job cannot be ready."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Lease:
-    """The right to work on one attempt of one job, and what the database knows that the work needs."""
-
-    job_id: uuid.UUID
-    attachment_id: uuid.UUID
-    pipeline: Pipeline
-    attempt: int
-    failures: int
-    token: uuid.UUID
-    worker: str
-    original: StoredObject | None
-    cancel_requested: bool
-
-
 def accept(
     attachment: Attachment, *, pipeline: Pipeline, source: Source, actor: str, carrier: Mapping[str, str]
 ) -> Job:
     """Nothing to queued, in the transaction that creates the attachment ([attachments]: нет → queued)."""
-    job = Job.objects.create(
-        attachment=attachment,
-        pipeline=pipeline.name,
-        pipeline_version=pipeline.version,
-        runner=pipeline.runner,
-        queue=pipeline.queue,
-        source=source,
-        carrier=dict(carrier),
-    )
-    _log(job.job_id, None, State.QUEUED, attempt=1, reason="accepted", actor=actor)
-    outbox.enqueue(job)
-    return job
+    job = Job(attachment=attachment, source=source, carrier=dict(carrier))
+    return begin(job, pipeline, reason="accepted", actor=actor)
 
 
 def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | None = None) -> Lease | None:
@@ -91,7 +57,7 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
             job_id=job_id, state=State.QUEUED, attempt=attempt, due_at__lte=Now(), runner=Runner.WORKER
         ).update(state=State.PROCESSING, lease_token=token, lease_until=_lease_end(), leased_by=worker)
         if claimed:
-            _log(job_id, State.QUEUED, State.PROCESSING, attempt=attempt, reason="claimed", actor=worker)
+            log(job_id, State.QUEUED, State.PROCESSING, attempt=attempt, reason="claimed", actor=worker)
         elif not Job.objects.filter(job_id=job_id, state=State.PROCESSING, lease_token=token).exists():
             return None
         is_cancelled = Job.objects.filter(job_id=job_id, cancel_requested_at__isnull=False).exists()
@@ -110,9 +76,9 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
 
 def renew(lease: Lease) -> None:
     """Push the lease's end away from now; Cancelled when the owner or an operator asked to stop."""
-    if not _held(lease).update(lease_until=_lease_end()):
+    if not held(lease).update(lease_until=_lease_end()):
         raise LeaseLost
-    if _held(lease).filter(cancel_requested_at__isnull=False).exists():
+    if held(lease).filter(cancel_requested_at__isnull=False).exists():
         raise Cancelled
 
 
@@ -133,10 +99,10 @@ def record(
     version = lease.pipeline.version
     key: dict[str, Any] = {"attachment_id": lease.attachment_id, "pipeline_version": version, "variant": variant}
     with transaction.atomic():
-        attachment = Attachment.objects.select_for_update().get(id=lease.attachment_id)
+        Attachment.objects.select_for_update().get(id=lease.attachment_id)
         existing = Variant.objects.filter(**key).first()
         superseded = {existing.stored_object_id} - {object_id} if existing else set()
-        if _lock_held(lease, objects={object_id} | superseded).cancel_requested_at is not None:
+        if lock_held(lease, objects={object_id} | superseded).cancel_requested_at is not None:
             raise Cancelled
         published = StoredObject.objects.filter(
             id=object_id, bucket_role__in=[BucketRole.STAGING, BucketRole.VARIANTS]
@@ -147,8 +113,8 @@ def record(
             **key, defaults={"stored_object_id": object_id, "facts": dict(facts), "is_internal": is_internal}
         )
         StoredObject.objects.filter(id__in=superseded).update(bucket_role=BucketRole.TRASH)
-        if original_facts and version >= (attachment.served_version or 0):
-            Attachment.objects.filter(id=attachment.id).update(media=dict(original_facts))
+        if original_facts:
+            held(lease).update(media=dict(original_facts))
 
 
 def retry_later(lease: Lease, failure: Failure, *, pause: timedelta) -> None:
@@ -181,9 +147,9 @@ def complete(lease: Lease) -> None:
 def fail(lease: Lease, failure: Failure) -> None:
     """Processing to failed: a permanent error, or no chances left."""
     with transaction.atomic():
-        _lock_held(lease)
-        _end(_held(lease), State.FAILED, failure)
-        _log(
+        lock_held(lease)
+        end(held(lease), State.FAILED, failure)
+        log(
             lease.job_id, State.PROCESSING, State.FAILED, attempt=lease.attempt, reason=failure.code,
             actor=lease.worker, detail=failure.cause,
         )  # fmt: skip
@@ -211,7 +177,7 @@ def request_cancel(attachment: Attachment) -> int:
 
 def outage_seconds(lease: Lease) -> float:
     """For how long an unbroken outage has kept this job waiting; 0 when there is none."""
-    lasting = _held(lease).values_list(Now() - F("outage_since"), flat=True).first()
+    lasting = held(lease).values_list(Now() - F("outage_since"), flat=True).first()
     return float(lasting.total_seconds()) if lasting else 0.0
 
 
@@ -226,20 +192,20 @@ def present(lease: Lease) -> frozenset[str]:
 
 def _complete(lease: Lease) -> None:
     version = lease.pipeline.version
-    Attachment.objects.select_for_update().get(id=lease.attachment_id)
-    job = _lock_held(lease, objects={lease.original.id} if lease.original else set())
+    attachment = Attachment.objects.select_for_update().get(id=lease.attachment_id)
+    job = lock_held(lease, objects={lease.original.id} if lease.original else set())
     if job.cancel_requested_at is not None:
         raise Cancelled
     missing = lease.pipeline.promised - present(lease)
     if missing:
         raise Incomplete(f"missing: {', '.join(sorted(missing))}")
-    _end(_held(lease), State.READY)
-    _log(
+    end(held(lease), State.READY)
+    log(
         lease.job_id, State.PROCESSING, State.READY, attempt=lease.attempt, reason="completed", actor=lease.worker
     )  # fmt: skip
-    Attachment.objects.filter(
-        Q(served_version__isnull=True) | Q(served_version__lt=version), id=lease.attachment_id
-    ).update(served_version=version)
+    if attachment.served_version is None or attachment.served_version <= version:
+        media = job.media or attachment.media
+        Attachment.objects.filter(id=lease.attachment_id).update(served_version=version, media=media)
     StoredObject.objects.filter(attachment=lease.attachment_id, bucket_role=BucketRole.STAGING).update(
         bucket_role=BucketRole.ORIGINALS
     )
@@ -251,20 +217,6 @@ def _completed(lease: Lease) -> bool:
     ).exists()
 
 
-def _held(lease: Lease) -> QuerySet[Job]:
-    return Job.objects.filter(job_id=lease.job_id, state=State.PROCESSING, lease_token=lease.token)
-
-
-def _lock_held(lease: Lease, *, objects: Collection[int] = ()) -> Job:
-    """Lock objects, then the job, in the order that everything else uses; LeaseLost when it is not ours."""
-    if objects:
-        list(StoredObject.objects.select_for_update().filter(id__in=objects).order_by("id").values_list("id"))
-    job: Job | None = _held(lease).select_for_update().first()
-    if job is None:
-        raise LeaseLost
-    return job
-
-
 def _lease_end() -> Expression:
     return Now() + timedelta(seconds=settings.LEASE_SECONDS)
 
@@ -273,10 +225,10 @@ def _requeue(
     lease: Lease, *, pause: timedelta, reason: str, detail: str, failures: Expression | F, outage: Expression | None
 ) -> None:
     with transaction.atomic():
-        job = _lock_held(lease)
-        _put_back(_held(lease), pause=pause, failures=failures, outage=outage)
+        job = lock_held(lease)
+        put_back(held(lease), pause=pause, failures=failures, outage=outage)
         job.attempt += 1
-        _log(
+        log(
             job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason=reason, actor=lease.worker,
             detail=detail,
         )  # fmt: skip
@@ -287,11 +239,11 @@ def _recover_one(job: Job) -> None:
     holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
     is_dead, lost = job.failures + 1 >= settings.MAX_FAILURES, f"the lease of {job.leased_by} ran out"
     if is_dead:
-        _end(holder, State.FAILED, WORKER_LOST)
+        end(holder, State.FAILED, WORKER_LOST)
     else:
-        _put_back(holder, pause=timedelta(0), failures=F("failures") + 1, outage=None)
+        put_back(holder, pause=timedelta(0), failures=F("failures") + 1, outage=None)
         job.attempt += 1
-    _log(
+    log(
         job.job_id,
         State.PROCESSING,
         State.FAILED if is_dead else State.QUEUED,
@@ -302,60 +254,3 @@ def _recover_one(job: Job) -> None:
     )
     if not is_dead:
         outbox.enqueue(job)
-
-
-def _put_back(held: QuerySet[Job], *, pause: timedelta, failures: Expression | F, outage: Expression | None) -> None:
-    _change(
-        held,
-        state=State.QUEUED,
-        attempt=F("attempt") + 1,
-        failures=failures,
-        due_at=Now() + pause,
-        outage_since=outage,
-        error_code="",
-        error="",
-    )
-
-
-def _end(held: QuerySet[Job], state: State, failure: Failure | None = None) -> None:
-    _change(
-        held,
-        state=state,
-        finished_at=Now(),
-        outage_since=None,
-        failures=F("failures") + (1 if failure and failure.counts else 0),
-        error_code=failure.code if failure else "",
-        error=failure.sentence if failure else "",
-    )
-
-
-def _change(held: QuerySet[Job], **columns: Any) -> None:
-    """Take the lease away and write the columns; the row count is the answer."""
-    if not held.update(lease_token=None, lease_until=None, leased_by="", **columns):
-        raise LeaseLost
-
-
-def _log(
-    job_id: uuid.UUID,
-    before: State | None,
-    after: State,
-    *,
-    attempt: int,
-    reason: str,
-    actor: str,
-    detail: str = "",
-) -> None:
-    JobEvent.objects.create(
-        job_id=job_id,
-        from_state=before or "",
-        to_state=after,
-        attempt=attempt,
-        reason=reason,
-        actor=actor,
-        detail=_storable(detail)[:DETAIL_LIMIT],
-    )
-
-
-def _storable(text: str) -> str:
-    """Strangers' bytes get into error messages; PostgreSQL takes neither NUL nor half a surrogate pair."""
-    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

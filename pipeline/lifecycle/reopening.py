@@ -1,0 +1,135 @@
+"""The moves that only an operator asks for: work that had ended begins anew, under the same guards and effect keys.
+
+`replay` gives a failed job its chances back, `repair` lets a ready one make again what the storage has lost, and
+`reprocess` begins the job of a newer version. Each takes the locks in the order that everything else uses.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import timedelta
+
+from django.db import transaction
+from django.db.models import Q, Value
+
+from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from pipeline import outbox
+from pipeline.lifecycle.rows import begin, log, put_back
+from pipeline.models import Job
+from pipeline.registry import Pipeline
+from pipeline.states import State
+
+
+class NotFailed(Exception):
+    """The job is not failed in that attempt any more: somebody replayed it already, or it never failed."""
+
+
+class NotReady(Exception):
+    """The job is not ready, so there is nothing to repair; its own next attempt will make what is missing."""
+
+
+class Gone(Exception):
+    """The attachment was deleted, or its original is no longer kept: there is nothing to work on."""
+
+
+class AlreadyThere(Exception):
+    """The attachment has a job of that version, whatever its state."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reopened:
+    """What a move found and what it left; the audit keeps both."""
+
+    job_id: uuid.UUID
+    before: dict[str, str | int]
+    after: dict[str, str | int]
+
+
+def replay(job_id: uuid.UUID, *, attempt: int, actor: str, reason: str) -> Reopened:
+    """Failed to queued, for the same job: a new attempt with all its chances ([attachments]: failed → queued).
+
+    `attempt` is the one whose failure the operator saw, so that asking twice does nothing twice. Runs in the caller's
+    transaction, if there is one, so that the audit is durable with it. Raises NotFailed or Gone.
+    """
+    with transaction.atomic():
+        job = _lock(job_id, need=State.FAILED, otherwise=NotFailed)
+        if job.attempt != attempt:
+            raise NotFailed(f"attempt {attempt} is not the newest")
+        return _reopen(job, State.FAILED, actor=actor, reason="replay", detail=reason)
+
+
+def repair(job_id: uuid.UUID, *, variants: Collection[str], actor: str, detail: str) -> Reopened:
+    """Ready to queued, for a job whose `variants` have no intact object any more; the other ones stay as they are.
+
+    `served_version` stays. The damaged variants are not shown until the attempt has made them again. Raises NotReady,
+    or Gone when the original is gone too and nothing can be made again.
+    """
+    with transaction.atomic():
+        job = _lock(job_id, need=State.READY, otherwise=NotReady)
+        damaged = Variant.objects.filter(
+            attachment=job.attachment_id, pipeline_version=job.pipeline_version, variant__in=variants
+        )
+        objects = list(damaged.values_list("stored_object", flat=True))
+        if not objects:
+            raise NotReady("none of these variants is recorded")
+        damaged.delete()
+        StoredObject.objects.filter(id__in=objects).update(bucket_role=BucketRole.TRASH)
+        return _reopen(job, State.READY, actor=actor, reason="repair", detail=detail)
+
+
+def reprocess(attachment_id: uuid.UUID, *, pipeline: Pipeline, actor: str) -> Job:
+    """Begin the job of another version of the attachment's pipeline; what is served stays until it is ready.
+
+    Raises AlreadyThere or Gone.
+    """
+    with transaction.atomic():
+        _lock_objects(attachment_id)
+        jobs = Job.objects.filter(attachment=attachment_id, pipeline=pipeline.name)
+        if jobs.filter(pipeline_version=pipeline.version).exists():
+            raise AlreadyThere(f"{pipeline.name} v{pipeline.version}")
+        earlier = jobs.latest("created_at")
+        job = Job(attachment_id=attachment_id, source=earlier.source, carrier=earlier.carrier)
+        return begin(job, pipeline, reason="reprocess", actor=actor)
+
+
+def _lock(job_id: uuid.UUID, *, need: State, otherwise: type[Exception]) -> Job:
+    """Lock attachment, original and job; the job must be in the state that the move leaves."""
+    found = Job.objects.filter(job_id=job_id).first()
+    if found is None:
+        raise otherwise("no such job")
+    _lock_objects(found.attachment_id)
+    job = Job.objects.select_for_update().get(job_id=job_id)
+    if job.state != need:
+        raise otherwise(f"the job is {job.state}")
+    return job
+
+
+def _lock_objects(attachment_id: uuid.UUID) -> None:
+    """Under these locks the sweep can take neither the attachment's original nor a variant; Gone when there is none."""
+    attachment = Attachment.objects.select_for_update().get(id=attachment_id)
+    belongs = Q(attachment=attachment) | Q(variant__attachment=attachment)
+    ids = list(StoredObject.objects.filter(belongs).values_list("id", flat=True))
+    locked = StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id")
+    kept = {stored.id for stored in locked if stored.bucket_role != BucketRole.TRASH}
+    if attachment.deleted_at is not None or attachment.original_id not in kept:
+        raise Gone("the original is no longer kept")
+
+
+def _reopen(job: Job, was: State, *, actor: str, reason: str, detail: str) -> Reopened:
+    before: dict[str, str | int] = {
+        "state": was,
+        "attempt": job.attempt,
+        "failures": job.failures,
+        "error_code": job.error_code,
+        "error_step": job.error_step,
+    }
+    guarded = Job.objects.filter(job_id=job.job_id, state=was, attempt=job.attempt)
+    put_back(guarded, pause=timedelta(0), failures=Value(0), outage=None)
+    job.attempt += 1
+    log(job.job_id, was, State.QUEUED, attempt=job.attempt, reason=reason, actor=actor, detail=detail)
+    outbox.enqueue(job)
+    return Reopened(
+        job_id=job.job_id, before=before, after={"state": State.QUEUED, "attempt": job.attempt, "failures": 0}
+    )
