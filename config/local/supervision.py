@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 from xmlrpc.client import Fault, ServerProxy
 
-from supervisor.xmlrpc import SupervisorTransport
+from supervisor.xmlrpc import Faults, SupervisorTransport
 
 from config.local.places import PYTHON
 from config.local.runs import Run, die_with_parent
@@ -54,8 +54,13 @@ class Supervisor:
         self._given_up: dict[str, float] = {}
 
     def start(self, name: str) -> None:
-        """Starts a program without waiting for it."""
-        self._calls.startProcess(self._id(name), False)
+        """Starts a program without waiting for it; one that ends at once is started again like any other."""
+        try:
+            self._calls.startProcess(self._id(name), False)
+        except Fault as fault:
+            # It had ended before supervisord answered, which is not for the one who asked to deal with.
+            if fault.faultCode != Faults.SPAWN_ERROR:
+                raise
 
     def stop(self, name: str) -> None:
         """Ends a program gently and keeps it ended; returns when it is gone."""
