@@ -5,11 +5,15 @@ from __future__ import annotations
 import logging
 
 from django.conf import settings
-from django.db import InterfaceError, OperationalError, transaction
+from django.db import Error, transaction
 
 from attachments import storage
 from attachments.errors import StorageUnavailable
 from attachments.models import BucketRole, StoredObject
+from attachments.outages import is_database_away
+
+#: Where all keys begin; the bucket's other folders are none of ours.
+FOLDER = "attachments"
 
 logger = logging.getLogger(__name__)
 
@@ -29,12 +33,12 @@ def register(key: str, *, content_type: str, created_by: str) -> StoredObject:
 
 
 def original_key(attachment_id: object) -> str:
-    return f"attachments/{attachment_id}/original"
+    return f"{FOLDER}/{attachment_id}/original"
 
 
 def variant_key(attachment_id: object, *, version: int, attempt: int, variant: str) -> str:
     """A fresh key for every attempt, so no attempt ever overwrites what another one published."""
-    return f"attachments/{attachment_id}/v{version}/{attempt}/{variant}"
+    return f"{FOLDER}/{attachment_id}/v{version}/{attempt}/{variant}"
 
 
 def throw_away(object_id: int) -> None:
@@ -45,7 +49,9 @@ def throw_away(object_id: int) -> None:
     try:
         if unused.update(bucket_role=BucketRole.TRASH):
             erase(object_id)
-    except (OperationalError, InterfaceError, StorageUnavailable) as error:
+    except (Error, StorageUnavailable) as error:
+        if isinstance(error, Error) and not is_database_away(error):
+            raise
         logger.warning("object_left_to_the_sweep", extra={"object_id": object_id, "cause": type(error).__name__})
 
 

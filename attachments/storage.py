@@ -16,6 +16,7 @@ import hashlib
 import re
 import unicodedata
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO, Literal, NamedTuple, Protocol, Self
@@ -39,6 +40,14 @@ class Written(NamedTuple):
 
     size: int
     sha256: str
+
+
+class Listed(NamedTuple):
+    """One object of a listing: `size` in bytes, and when it was written by the storage's own clock."""
+
+    key: str
+    size: int
+    modified_at: datetime
 
 
 def writer(bucket: str, key: str, *, content_type: str) -> Writer:
@@ -86,6 +95,24 @@ def size_of(bucket: str, key: str) -> int | None:
 def delete(bucket: str, key: str) -> None:
     """Remove an object, and what a killed writer left of it; nothing happens when there is none."""
     _store(bucket, key).delete(bucket, key)
+
+
+def listing(bucket: str, *, folder: str | None = None) -> Iterator[Listed]:
+    """Every object of the bucket, or below one folder of its keys, in no promised order.
+
+    It may be long: memory stays flat, and whoever takes from it may pause between any two. What comes or goes meanwhile
+    may be missing. Keys that no server made are left out. StorageUnavailable may be raised on the way.
+    """
+    found = _store(bucket, folder).listing(bucket, folder=folder)
+    return (listed for listed in found if KEY.fullmatch(listed.key))
+
+
+def abort_stale_uploads(bucket: str, *, begun_before: datetime, folder: str | None = None) -> int:
+    """Remove what was written of objects, below a folder, whose writer began before that moment and never finished.
+
+    Returns how many. A writer that is still at it after all gets StorageUnavailable, and no object.
+    """
+    return _store(bucket, folder).abort_stale_uploads(bucket, begun_before=begun_before, folder=folder)
 
 
 def signed_url(bucket: str, key: str, *, filename: str, content_type: str, disposition: Disposition) -> str | None:
@@ -218,6 +245,8 @@ class Store(Protocol):
     def source(self, bucket: str, key: str, *, start: int, length: int | None) -> tuple[Source, int]: ...
     def size_of(self, bucket: str, key: str) -> int | None: ...
     def delete(self, bucket: str, key: str) -> None: ...
+    def listing(self, bucket: str, *, folder: str | None) -> Iterator[Listed]: ...
+    def abort_stale_uploads(self, bucket: str, *, begun_before: datetime, folder: str | None) -> int: ...
     def signed_url(self, bucket: str, key: str, *, content_type: str, disposition: str) -> str | None: ...
     def make_bucket(self, bucket: str) -> None: ...
     def check(self, bucket: str) -> None: ...

@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from io import FileIO
 from pathlib import Path
 from typing import BinaryIO
@@ -17,11 +19,14 @@ from django.core.exceptions import ImproperlyConfigured
 from django.core.files.storage import FileSystemStorage
 
 from attachments.errors import KeyTaken, ObjectMissing, StorageUnavailable
+from attachments.storage import Listed
 
 logger = logging.getLogger(__name__)
 
 FILE_MODE = 0o640
 CREATE_TRIES = 100
+#: The name of a file that is being written, and stays when its writer is killed.
+PART = re.compile(r"\..+\.part", re.DOTALL)
 ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
 
 
@@ -67,6 +72,29 @@ class LocalStore:
                         raise
             with suppress(FileNotFoundError):  # pruned meanwhile by another delete, which syncs its parent
                 _fsync_folder(_prune(path.parent, folder))
+
+    def listing(self, bucket: str, *, folder: str | None) -> Iterator[Listed]:
+        with _storage_errors(f"Listing {bucket}"):
+            root = self._folder(bucket)
+            for entry in _files(root / (folder or "")):
+                with suppress(FileNotFoundError):  # deleted meanwhile
+                    found = entry.stat(follow_symlinks=False)
+                    modified_at = datetime.fromtimestamp(found.st_mtime, UTC)
+                    yield Listed(str(Path(entry.path).relative_to(root)), found.st_size, modified_at)
+
+    def abort_stale_uploads(self, bucket: str, *, begun_before: datetime, folder: str | None) -> int:
+        aborted = 0
+        with _storage_errors(f"Looking for unfinished files in {bucket}"):
+            root = self._folder(bucket)
+            for entry in _files(root / (folder or "")):
+                if not PART.fullmatch(entry.name):
+                    continue
+                with suppress(FileNotFoundError):  # finished, or deleted, meanwhile
+                    if entry.stat(follow_symlinks=False).st_mtime < begun_before.timestamp():
+                        Path(entry.path).unlink()
+                        _prune(Path(entry.path).parent, root)
+                        aborted += 1
+        return aborted
 
     def signed_url(self, *_: str, **__: str) -> None:
         return None
@@ -141,6 +169,8 @@ class LocalSink:
     def commit(self) -> None:
         with _storage_errors(f"Storing {self._path.name}"):
             os.fsync(self._file.fileno())
+            if os.fstat(self._file.fileno()).st_size != self._file.tell():
+                raise StorageUnavailable(f"Storing {self._path.name}: the file is not as long as what was written.")
             self._file.close()
             try:
                 os.link(_part(self._path), self._path)
@@ -184,6 +214,22 @@ class LocalSink:
 
 def _part(path: Path) -> Path:
     return path.with_name(f".{path.name}.part")
+
+
+def _files(folder: Path) -> Iterator[os.DirEntry[str]]:
+    """Every file below a folder, unfinished ones too, outside of hidden folders, which are none of ours."""
+    try:
+        entries = os.scandir(folder)
+    except OSError as error:
+        if error.errno not in ABSENT:
+            raise
+        return
+    with entries:
+        for entry in entries:
+            if entry.is_file(follow_symlinks=False):
+                yield entry
+            elif entry.is_dir(follow_symlinks=False) and not entry.name.startswith("."):
+                yield from _files(Path(entry.path))
 
 
 def _prune(folder: Path, bucket_folder: Path) -> Path:

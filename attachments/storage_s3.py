@@ -2,8 +2,7 @@
 
 The writing is ours, because `S3Storage` has no digest of what it sends, no abort and no look at the result.
 Here every body is signed over its SHA-256 (also over TLS), which any server of signature version 4 must
-verify, and an object counts as stored only when a HEAD shows this writer's own mark and size. A multipart
-upload that a killed process left behind is removed by the bucket's lifecycle rule; see docs/deployment.md.
+verify, and an object counts as stored only when a HEAD shows this writer's own mark and size.
 """
 
 from __future__ import annotations
@@ -11,8 +10,9 @@ from __future__ import annotations
 import logging
 import os
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import datetime
 from functools import cached_property, lru_cache, partial
 from io import BytesIO
 from typing import TYPE_CHECKING, Any
@@ -21,7 +21,7 @@ from botocore.exceptions import ClientError
 from django.conf import settings
 
 from attachments.errors import KeyTaken, ObjectMissing, StorageUnavailable
-from attachments.storage import Source
+from attachments.storage import Listed, Source
 from attachments.storage_s3_client import MARK, UNREACHABLE, Options, code_of, connect, find, status_of, storage_errors
 
 if TYPE_CHECKING:
@@ -86,6 +86,24 @@ class S3Store:
         with storage_errors(f"Deleting {bucket}/{key}"):
             self._client.delete_object(Bucket=bucket, Key=key)
 
+    def listing(self, bucket: str, *, folder: str | None) -> Iterator[Listed]:
+        pages = self._client.get_paginator("list_objects_v2")
+        with storage_errors(f"Listing {bucket}"):
+            for page in pages.paginate(Bucket=bucket, Prefix=_prefix(folder)):
+                for found in page.get("Contents", ()):
+                    yield Listed(found["Key"], found["Size"], found["LastModified"])
+
+    def abort_stale_uploads(self, bucket: str, *, begun_before: datetime, folder: str | None) -> int:
+        aborted = 0
+        pages = self._client.get_paginator("list_multipart_uploads")
+        with storage_errors(f"Aborting uploads to {bucket}"):
+            for page in pages.paginate(Bucket=bucket, Prefix=_prefix(folder)):
+                for found in page.get("Uploads", ()):
+                    if found["Initiated"] < begun_before:
+                        self.abort_upload({"Bucket": bucket, "Key": found["Key"]}, found["UploadId"])
+                        aborted += 1
+        return aborted
+
     def signed_url(self, bucket: str, key: str, *, content_type: str, disposition: str) -> str:
         wanted = {
             "Bucket": bucket,
@@ -129,6 +147,13 @@ class S3Store:
                 return error
             raise
         return None
+
+    def abort_upload(self, at: dict[str, Any], upload_id: str) -> None:
+        try:
+            self._client.abort_multipart_upload(**at, UploadId=upload_id)
+        except ClientError as error:
+            if code_of(error) != "NoSuchUpload":
+                raise
 
     def _nothing(self, bucket: str, key: str) -> tuple[Source, int]:
         if self.size_of(bucket, key) is None:
@@ -203,7 +228,7 @@ class S3Sink:
         self._threads.shutdown(cancel_futures=True)
         try:
             if self._upload_id:
-                self._abort_upload()
+                self._store.abort_upload(self._at, self._upload_id)
             found = find(self._client, self._bucket, self._key) if self._is_sent else None
             if found and found.mark == self._mark:
                 self._client.delete_object(**self._at)
@@ -237,12 +262,9 @@ class S3Sink:
             MultipartUpload={"Parts": parts},
         )
 
-    def _abort_upload(self) -> None:
-        try:
-            self._client.abort_multipart_upload(**self._at, UploadId=self._upload_id)
-        except ClientError as error:
-            if code_of(error) != "NoSuchUpload":
-                raise
+
+def _prefix(folder: str | None) -> str:
+    return "" if folder is None else f"{folder}/"
 
 
 def _location(region_name: str) -> dict[str, Any]:

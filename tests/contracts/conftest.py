@@ -32,6 +32,17 @@ class LocalBackend:
         bucket = self.root / BUCKET
         return sorted(str(path.relative_to(bucket)) for path in bucket.rglob("*"))
 
+    def put_beside(self, key: str, body: bytes) -> None:
+        """Write an object behind our back, whatever its name."""
+        (self.root / BUCKET / key).parent.mkdir(parents=True, exist_ok=True)
+        (self.root / BUCKET / key).write_bytes(body)
+
+    def lose(self, key: str) -> None:
+        (self.root / BUCKET / key).unlink()
+
+    def body_of(self, key: str) -> bytes:
+        return (self.root / BUCKET / key).read_bytes()
+
 
 @dataclass
 class S3Backend:
@@ -44,6 +55,15 @@ class S3Backend:
         uploads = self.client.list_multipart_uploads(Bucket=BUCKET).get("Uploads", [])
         keys = [found["Key"] for found in objects if found["Key"] != ".probe"]
         return sorted(keys + [f"upload of {found['Key']}" for found in uploads])
+
+    def put_beside(self, key: str, body: bytes) -> None:
+        self.client.put_object(Bucket=BUCKET, Key=key, Body=body)
+
+    def lose(self, key: str) -> None:
+        self.client.delete_object(Bucket=BUCKET, Key=key)
+
+    def body_of(self, key: str) -> bytes:
+        return self.client.get_object(Bucket=BUCKET, Key=key)["Body"].read()
 
 
 @pytest.fixture(scope="session")

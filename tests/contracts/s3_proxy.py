@@ -1,18 +1,22 @@
 """A real HTTP hop in front of an S3 server: it fails on demand, and checks what a strict server checks.
 
 The server behind it does not compare a body with its signed SHA-256, as every real one does, so this hop
-does: a body that is unsigned, or not what was signed, is refused.
+does: a body that is unsigned, or not what was signed, is refused. Nor does it know when an upload in parts
+began, so this hop remembers that, and says it in the server's listing.
 """
 
 from __future__ import annotations
 
 import hashlib
 import http.client
+import re
 import socket
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Lock, Thread
+from threading import Event, Lock, Thread
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -29,6 +33,9 @@ class Fault:
     needs_header: str = ""
     is_request_cut: bool = False
     is_request_flipped: bool = False
+    is_stored_short: bool = False
+    is_stored_flipped: bool = False
+    is_held: bool = False
     is_answer_lost: bool = False
     is_answer_cut: bool = False
     is_answer_flipped: bool = False
@@ -58,13 +65,20 @@ class S3Proxy(ThreadingHTTPServer):
         self.upstream = urlsplit(upstream).netloc
         self.url = f"{'https' if tls else 'http'}://127.0.0.1:{self.server_port}"
         self.seen: list[Seen] = []
+        self.released = Event()
+        self.begun: dict[bytes, bytes] = {}
+        #: Is told of every request's method and path before it goes on.
+        self.watch: Callable[[str, str], None] = lambda *_: None
         self._faults: list[Fault] = []
         self._lock = Lock()
 
     def fail(self, method: str, *, times: int = -1, **how: object) -> None:
+        self.released.clear()
         self._faults.append(Fault(method=method, times=times, **how))  # type: ignore[arg-type]
 
     def recover(self) -> None:
+        self.released.set()
+        self.watch = lambda *_: None
         self._faults.clear()
         self.seen.clear()
 
@@ -111,23 +125,45 @@ class Handler(BaseHTTPRequestHandler):
         signed = self.headers.get("X-Amz-Content-SHA256", "")
         received = hashlib.sha256(body).hexdigest()
         url = urlsplit(self.path)
+        self.server.watch(self.command, url.path)
         self.server.seen.append(Seen(self.command, url.path, url.query, signed, received))
         if fault.status:
             return self._refuse(fault.status, fault.code)
         if body and signed != received:
             return self._refuse(400, "XAmzContentSHA256Mismatch")
-        answer, content = self._ask(body)
+        if fault.is_held:
+            self.server.released.wait(30)
+            return self._hang_up()
+        if fault.is_stored_short:
+            body = body[: len(body) // 2]
+        answer, content = self._ask(_flipped(body) if fault.is_stored_flipped else body)
+        content = self._tell_of_uploads(content)
         return self._hang_up() if fault.is_answer_lost else self._answer(fault, answer, content)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = pass_on  # noqa: N815  (names that http.server calls)
 
     def _ask(self, body: bytes) -> tuple[http.client.HTTPResponse, bytes]:
         upstream = http.client.HTTPConnection(self.server.upstream, timeout=30)
-        upstream.request(self.command, self.path, body, dict(self.headers.items()))
+        upstream.request(self.command, self.path, body, {**self.headers, "Content-Length": str(len(body))})
         answer = upstream.getresponse()
         content = answer.read()
         upstream.close()
         return answer, content
+
+    def _tell_of_uploads(self, content: bytes) -> bytes:
+        """Keep in mind when an upload begins, and put it where the server says something else."""
+        if self.command == "POST":
+            for upload_id in re.findall(
+                rb"<InitiateMultipartUploadResult.*<UploadId>(.+?)</UploadId>", content, re.DOTALL
+            ):
+                self.server.begun[upload_id] = datetime.now(UTC).isoformat().encode()
+        if b"<ListMultipartUploadsResult" not in content:
+            return content
+        return re.sub(rb"<Upload>.+?</Upload>", self._with_its_begin, content, flags=re.DOTALL)
+
+    def _with_its_begin(self, upload: re.Match[bytes]) -> bytes:
+        (upload_id,) = re.findall(rb"<UploadId>(.+?)</UploadId>", upload[0])
+        return re.sub(rb"(<Initiated>).+?(</Initiated>)", rb"\g<1>" + self.server.begun[upload_id] + rb"\2", upload[0])
 
     def _answer(self, fault: Fault, answer: http.client.HTTPResponse, content: bytes) -> None:
         self.send_response(answer.status)

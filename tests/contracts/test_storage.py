@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Barrier
 
@@ -123,6 +124,8 @@ def test_a_bucket_that_is_not_there_is_an_outage_and_loses_nothing(backend: Back
         lambda: storage.size_of("elsewhere", KEY),
         lambda: storage.open_object("elsewhere", KEY),
         lambda: storage.delete("elsewhere", KEY),
+        lambda: list(storage.listing("elsewhere")),
+        lambda: storage.abort_stale_uploads("elsewhere", begun_before=datetime.now(UTC)),
         lambda: _put("elsewhere"),
     ):
         with pytest.raises(StorageUnavailable):
@@ -257,6 +260,45 @@ def test_deleting_removes_the_object_and_can_be_repeated(backend: Backend) -> No
     assert backend.everything() == []
 
 
+def test_a_listing_tells_of_every_object_below_its_folder_and_of_nothing_else(backend: Backend) -> None:
+    keys = [f"attachments/{number:04}/original" for number in range(5)] + [KEY, "attachments/7d0c/v1/1/crop"]
+    for size, key in enumerate(keys, 1):
+        store(key, content(size))
+    store("attachments-of-another/x", b"x")
+    backend.put_beside("attachments/7d0c/.hidden", b"x")
+    found = list(storage.listing(BUCKET, folder="attachments"))
+    assert {(listed.key, listed.size) for listed in found} == {(key, size) for size, key in enumerate(keys, 1)}
+    assert len(found) == len(keys)
+    now = datetime.now(UTC)
+    assert {now - listed.modified_at < timedelta(minutes=5) for listed in found} == {True}
+    everything = {listed.key for listed in storage.listing(BUCKET)}
+    assert everything == {*keys, "attachments-of-another/x"}
+    assert list(storage.listing(BUCKET, folder="results")) == []
+
+
+def test_what_is_listed_may_be_deleted_on_the_way(backend: Backend) -> None:
+    for number in range(20):
+        store(f"attachments/{number:04}/original", b"x")
+    for listed in storage.listing(BUCKET, folder="attachments"):
+        storage.delete(BUCKET, listed.key)
+    assert list(storage.listing(BUCKET)) == []
+
+
+def test_an_upload_that_never_ended_goes_once_it_is_old(backend: Backend) -> None:
+    """Whatever its writer does after that, there is no object, and nobody is told that there was one."""
+    writer = storage.writer(BUCKET, KEY, content_type="text/plain")
+    writer.write(content(2 * PART_BYTES))
+    now = datetime.now(UTC)
+    assert storage.abort_stale_uploads(BUCKET, begun_before=now - timedelta(minutes=5), folder="attachments") == 0
+    assert backend.everything() != []
+    assert storage.abort_stale_uploads(BUCKET, begun_before=now + timedelta(minutes=5), folder="elsewhere") == 0
+    assert storage.abort_stale_uploads(BUCKET, begun_before=now + timedelta(minutes=5), folder="attachments") == 1
+    assert backend.everything() == []
+    with pytest.raises(StorageUnavailable):
+        writer.finish()
+    assert backend.everything() == []
+
+
 @pytest.mark.parametrize(
     "key",
     [
@@ -285,6 +327,8 @@ def test_a_key_that_no_server_made_is_refused_everywhere(backend: Backend, tmp_p
         lambda: storage.fetch(BUCKET, key, tmp_path / "copy", size=1, sha256="0" * 64),
         lambda: storage.size_of(BUCKET, key),
         lambda: storage.delete(BUCKET, key),
+        lambda: storage.listing(BUCKET, folder=key),
+        lambda: storage.abort_stale_uploads(BUCKET, begun_before=datetime.now(UTC), folder=key),
         lambda: storage.signed_url(BUCKET, key, filename="a", content_type="text/plain", disposition="inline"),
     ):
         with pytest.raises(SuspiciousFileOperation):

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,16 @@ def _file_size_limit(size: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
+def test_a_file_that_came_out_short_is_an_outage_and_leaves_nothing(local: LocalBackend) -> None:
+    """Some network file systems accept a write and keep less."""
+    writer = storage.writer(BUCKET, KEY, content_type="text/plain")
+    writer.write(content(1000))
+    os.truncate(local.root / BUCKET / "attachments/7d0c/.original.part", 500)
+    with pytest.raises(StorageUnavailable, match="not as long"):
+        writer.finish()
+    assert local.everything() == []
+
+
 @pytest.fixture
 def small_disk(local: LocalBackend, settings: Settings, tmp_path: Path) -> Iterator[LocalBackend]:
     """A storage root of one megabyte."""
@@ -136,6 +147,21 @@ def test_what_a_killed_writer_left_is_never_an_object_and_goes_with_its_key(loca
     assert "attachments/7d0c/.original.part" in local.everything()
     storage.delete(BUCKET, KEY)
     assert local.everything() == []
+
+
+def test_links_and_hidden_folders_are_none_of_ours(local: LocalBackend, tmp_path: Path) -> None:
+    """A folder of snapshots holds a copy of everything, unfinished files too; a link leads out of the bucket."""
+    bucket = local.root / BUCKET
+    for folder in (bucket / "attachments/.snapshot/hourly", tmp_path / "elsewhere"):
+        folder.mkdir(parents=True)
+        (folder / "original").write_bytes(b"x")
+        (folder / ".original.part").write_bytes(b"x")
+    (bucket / "attachments/link").symlink_to(tmp_path / "elsewhere")
+    (bucket / "attachments/file").symlink_to(tmp_path / "elsewhere/original")
+    later = datetime.now(UTC) + timedelta(minutes=5)
+    assert list(storage.listing(BUCKET)) == []
+    assert storage.abort_stale_uploads(BUCKET, begun_before=later) == 0
+    assert (tmp_path / "elsewhere/.original.part").exists()
 
 
 def test_writing_and_deleting_in_one_folder_do_not_disturb_each_other(local: LocalBackend) -> None:

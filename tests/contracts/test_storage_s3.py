@@ -65,6 +65,8 @@ def test_every_act_on_a_server_that_keeps_failing_is_an_outage(s3: S3Backend) ->
         lambda: storage.open_object(BUCKET, KEY),
         lambda: storage.size_of(BUCKET, KEY),
         lambda: storage.delete(BUCKET, KEY),
+        lambda: list(storage.listing(BUCKET)),
+        lambda: storage.abort_stale_uploads(BUCKET, begun_before=datetime.datetime.now(datetime.UTC)),
         lambda: storage.make_bucket(BUCKET),
         storage.check,
     ):
@@ -105,6 +107,24 @@ def test_bytes_that_change_on_their_way_are_refused_by_the_server(s3: S3Backend,
     with pytest.raises(StorageUnavailable, match="XAmzContentSHA256Mismatch"):
         store(KEY, content(size))
     assert s3.everything() == []
+
+
+@pytest.mark.parametrize(("size", "matches"), [(SMALL, ""), (LARGE, "partNumber=1"), (LARGE, "partNumber=3")])
+def test_an_object_that_was_accepted_but_stored_short_is_none(s3: S3Backend, size: int, matches: str) -> None:
+    """The server says 200 and keeps half of the body: only a look at what is there can tell."""
+    s3.proxy.fail("PUT", matches=matches, is_stored_short=True)
+    with pytest.raises(StorageUnavailable):
+        store(KEY, content(size))
+    assert s3.everything() == []
+
+
+def test_an_upload_that_ends_while_it_is_aborted_is_left_alone(s3: S3Backend) -> None:
+    store_in_parts = storage.writer(BUCKET, KEY, content_type="text/plain")
+    store_in_parts.write(content(LARGE))
+    s3.proxy.fail("DELETE", status=404, code="NoSuchUpload")
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(minutes=5)
+    storage.abort_stale_uploads(BUCKET, begun_before=later)
+    assert store_in_parts.finish() == measured(content(LARGE))
 
 
 @pytest.mark.parametrize(("size", "method"), [(SMALL, "PUT"), (LARGE, "PUT"), (LARGE, "POST")])
