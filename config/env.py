@@ -57,6 +57,7 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     "REDISPATCH_EVERY_SECONDS": (float, 15.0),
     "REDISPATCH_AFTER_SECONDS": (float, 60.0),
     "SWEEP_EVERY_SECONDS": (float, 300.0),
+    "LISTING_EVERY_SECONDS": (float, 24 * 3600.0),
     "OUTBOX_POLL_SECONDS": (float, 5.0),
     "DISPATCHER_POLL_SECONDS": (float, 1.0),
     "CONFIRM_SECONDS": (float, 10.0),
@@ -64,6 +65,8 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     "STEP_MEMORY_BYTES": (int, 2 * 1024**3),
     # Retention
     "STAGING_RETENTION_SECONDS": (float, 24 * 3600.0),
+    "SUPERSEDED_RETENTION_SECONDS": (float, 24 * 3600.0),
+    "FAILED_RETENTION_DAYS": (int, 30),
     "OUTBOX_RETENTION_SECONDS": (float, 7 * 24 * 3600.0),
     # Observability
     "METRICS_PORT": (int, 0),

@@ -143,13 +143,16 @@ RECOVER_EVERY_SECONDS = read("RECOVER_EVERY_SECONDS")
 REDISPATCH_EVERY_SECONDS = read("REDISPATCH_EVERY_SECONDS")
 REDISPATCH_AFTER_SECONDS = read("REDISPATCH_AFTER_SECONDS")
 SWEEP_EVERY_SECONDS = read("SWEEP_EVERY_SECONDS")
+LISTING_EVERY_SECONDS = read("LISTING_EVERY_SECONDS")
 OUTBOX_POLL_SECONDS = read("OUTBOX_POLL_SECONDS")
 DISPATCHER_POLL_SECONDS = read("DISPATCHER_POLL_SECONDS")
 IMAGE_STEP_SECONDS = read("IMAGE_STEP_SECONDS")
 STEP_MEMORY_BYTES = read("STEP_MEMORY_BYTES")
 
-# --- Retention --------------------------------------------------------------------------------------
+# --- Retention; see docs/retention.md ----------------------------------------------------------------
 STAGING_RETENTION_SECONDS = read("STAGING_RETENTION_SECONDS")
+SUPERSEDED_RETENTION_SECONDS = read("SUPERSEDED_RETENTION_SECONDS")
+FAILED_RETENTION_DAYS = read("FAILED_RETENTION_DAYS")
 OUTBOX_RETENTION_SECONDS = read("OUTBOX_RETENTION_SECONDS")
 
 # --- REST -------------------------------------------------------------------------------------------

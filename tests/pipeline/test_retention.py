@@ -3,20 +3,64 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from django.db import connection
+from django.contrib.auth.models import User
+from django.db import connection, transaction
+from django.test import Client
+from prometheus_client import REGISTRY
+from rest_framework.authtoken.models import Token
 
 from attachments import objects, storage
-from attachments.models import BucketRole, StoredObject
+from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline import lifecycle, retention
 from pipeline.failures import Failure
-from pipeline.lifecycle import Lease
+from pipeline.lifecycle import Gone, Lease
 from pipeline.models import Job, OutboxMessage
+from pipeline.registry import Pipeline
+from pipeline.retention import Sweeper
+from tests.leases import VARIANTS, finish, record
 from tests.messages import sent_ago
+from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
+DAY = 24 * 3600.0
+BROKEN = Failure(code="bad_file", sentence="Damaged.")
+
+
+def let_pass(seconds: float) -> None:
+    """Let everything have happened that much earlier, without waiting for the clock."""
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE s3_object SET created_at = created_at - make_interval(secs => %s)", [seconds])
+        cursor.execute("UPDATE pipeline_job SET finished_at = finished_at - make_interval(secs => %s)", [seconds])
+
+
+def record_internal(lease: Lease) -> None:
+    record(lease, "converted")
+    Variant.objects.filter(variant="converted").update(is_internal=True)
+
+
+def failed(lease: Lease) -> Attachment:
+    lifecycle.fail(lease, BROKEN)
+    return Attachment.objects.get(id=lease.attachment_id)
+
+
+@pytest.fixture
+def superseded(
+    leased: Callable[..., Lease], release_image_v2: Callable[[], Pipeline]
+) -> Callable[[], tuple[Attachment, Job]]:
+    """An attachment whose second version is served since just now, and its job of the first."""
+
+    def reprocess() -> tuple[Attachment, Job]:
+        first = leased()
+        finish(first)
+        second = lifecycle.reprocess(first.attachment_id, pipeline=release_image_v2(), actor="operator:ann")
+        finish(leased(second))
+        return Attachment.objects.get(id=first.attachment_id), Job.objects.get(job_id=first.job_id)
+
+    return reprocess
 
 
 def test_trash_of_any_number_is_swept_in_one_go(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,6 +118,191 @@ def test_trash_is_kept_while_something_points_at_it(queued: Callable[..., Job]) 
     StoredObject.objects.filter(attachment=job.attachment).update(bucket_role=BucketRole.TRASH)
     retention.sweep()
     assert StoredObject.objects.filter(attachment=job.attachment).exists()
+
+
+def test_an_original_that_failed_long_ago_goes_and_its_attachment_says_so(
+    leased: Callable[..., Lease], user: User
+) -> None:
+    """[attachments] неуспешные исходники имеют retention и cleanup; the row stays, and nothing pretends otherwise."""
+    lease = leased()
+    record(lease, "thumbnail")
+    attachment = failed(lease)
+    original = attachment.original
+    assert original is not None
+    address = f"/api/v1/attachments/{attachment.id}/"
+    door = Client(headers={"Authorization": f"Token {Token.objects.create(user=user).key}"})
+    let_pass(29 * DAY)
+    Sweeper().run()
+    assert door.get(f"{address}original/").status_code == 200
+    let_pass(2 * DAY)
+    Sweeper().run()
+    assert not StoredObject.objects.exists()
+    assert storage.size_of(original.bucket, original.key) is None
+    answer = door.get(f"{address}original/")
+    assert (answer.status_code, answer.json()["code"]) == (410, "original_gone")
+    status = door.get(address).json()
+    assert (status["state"], status["error_code"], status["original"]) == ("failed", "bad_file", None)
+    with pytest.raises(Gone):
+        lifecycle.replay(lease.job_id, attempt=1, actor="operator:ann", reason="again")
+
+
+@pytest.mark.parametrize("change", ["for ever", "replayed", "failed again of late"])
+def test_an_original_that_failed_long_ago_is_kept(change: str, leased: Callable[..., Lease], settings: Any) -> None:
+    lease = leased()
+    attachment = failed(lease)
+    let_pass(31 * DAY)
+    if change == "for ever":
+        settings.FAILED_RETENTION_DAYS = 0
+    else:
+        lifecycle.replay(lease.job_id, attempt=1, actor="operator:ann", reason="again")
+    if change == "failed again of late":
+        failed(leased(Job.objects.get()))
+    Sweeper().run()
+    attachment.refresh_from_db()
+    assert attachment.original is not None
+    assert storage.size_of(attachment.original.bucket, attachment.original.key) == attachment.size
+
+
+def test_an_older_version_goes_a_day_after_a_newer_one_is_served(
+    superseded: Callable[[], tuple[Attachment, Job]],
+) -> None:
+    attachment, _ = superseded()
+    older = [variant.stored_object for variant in attachment.variants.filter(pipeline_version=1)]
+    Sweeper().run()
+    assert attachment.variants.count() == 2 * len(VARIANTS)
+    let_pass(1.1 * DAY)
+    Sweeper().run()
+    assert set(attachment.variants.values_list("pipeline_version", "variant")) == {(2, name) for name in VARIANTS}
+    assert [storage.size_of(stored.bucket, stored.key) for stored in older] == [None] * len(VARIANTS)
+    served = StoredObject.objects.filter(variant__attachment=attachment)
+    assert {storage.size_of(stored.bucket, stored.key) == stored.size for stored in served} == {True}
+
+
+def test_what_only_the_work_needed_goes_a_day_after_it(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    record_internal(lease)
+    let_pass(31 * DAY)
+    Sweeper().run()
+    assert Variant.objects.filter(variant="converted").exists()
+    finish(lease)
+    let_pass(1.1 * DAY)
+    Sweeper().run()
+    assert set(Variant.objects.values_list("variant", flat=True)) == set(VARIANTS)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_version_that_begins_anew_while_a_sweep_waits_for_its_lock_is_kept(
+    superseded: Callable[[], tuple[Attachment, Job]],
+) -> None:
+    attachment, job = superseded()
+    let_pass(2 * DAY)
+    variants = StoredObject.objects.filter(variant__attachment=attachment)
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            list(variants.select_for_update(of=("self",)))
+            sweep = swept_meanwhile(thread)
+            begin_anew(job)
+        sweep.result()
+    assert attachment.variants.count() == 2 * len(VARIANTS)
+    assert variants.filter(bucket_role=BucketRole.VARIANTS).count() == 2 * len(VARIANTS)
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_original_whose_job_begins_anew_while_a_sweep_waits_for_its_lock_is_kept(
+    leased: Callable[..., Lease],
+) -> None:
+    """[attachments] cleanup не удаляет текущую работу: whoever begins a job holds this lock, as `claim` does."""
+    attachment = failed(leased())
+    let_pass(31 * DAY)
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            list(StoredObject.objects.select_for_update(of=("self",)).filter(attachment=attachment))
+            sweep = swept_meanwhile(thread)
+            begin_anew(Job.objects.get())
+        sweep.result()
+    attachment.refresh_from_db()
+    assert attachment.original is not None
+    assert attachment.original.bucket_role == BucketRole.STAGING
+
+
+def swept_meanwhile(thread: ThreadPoolExecutor) -> Future[None]:
+    """A sweep that has chosen already, and waits for a lock that we hold."""
+    sweep = thread.submit(sweep_on_its_own_connection)
+    until(is_somebody_waiting)
+    return sweep
+
+
+def sweep_on_its_own_connection() -> None:
+    try:
+        Sweeper().run()
+    finally:
+        connection.close()
+
+
+def is_somebody_waiting() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
+        return bool(cursor.fetchone()[0])
+
+
+def begin_anew(job: Job) -> None:
+    """The part of a replay that a sweep looks at."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "UPDATE pipeline_job SET state = 'queued', finished_at = NULL, attempt = attempt + 1 WHERE job_id = %s",
+            [job.job_id],
+        )
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_does_not_wait_for_a_replay_and_leaves_what_it_holds(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    attachment = failed(lease)
+    let_pass(31 * DAY)
+    with ThreadPoolExecutor(1) as thread, transaction.atomic():
+        lifecycle.replay(lease.job_id, attempt=1, actor="operator:ann", reason="again")
+        thread.submit(sweep_on_its_own_connection).result()
+    Sweeper().run()
+    attachment.refresh_from_db()
+    assert attachment.original is not None
+    assert lifecycle.claim(lease.job_id, attempt=2, worker="worker-a") is not None
+
+
+def test_what_is_swept_is_counted_by_kind(
+    superseded: Callable[[], tuple[Attachment, Job]], leased: Callable[..., Lease], settings: Any
+) -> None:
+    superseded()
+    spent, lost = leased(), leased()
+    record_internal(spent)
+    finish(spent)
+    record(lost, "crop")
+    failed(lost)
+    objects.register("attachments/x/original", content_type="image/png", created_by="test")
+    let_pass(31 * DAY)
+    sent_ago(Job.objects.get(job_id=lost.job_id), 8 * DAY)
+    settings.STAGING_RETENTION_SECONDS = 0.0
+    with storage.writer(settings.STORAGE_BUCKET, "attachments/y/original", content_type="image/png") as writer:
+        writer.finish()
+    unfinished = storage.writer(settings.STORAGE_BUCKET, "attachments/z/original", content_type="image/png")
+    before = swept()
+    Sweeper().run()
+    unfinished.abort()
+    assert {kind: count - before.get(kind, 0) for kind, count in swept().items()} == {
+        "staging": 1,
+        "superseded": 3,
+        "internal": 1,
+        "original": 1,
+        "unserved": 1,
+        "object": 7,
+        "unknown": 1,
+        "upload": 1,
+        "outbox": 1,
+    }
+
+
+def swept() -> dict[str, float]:
+    (metric,) = [metric for metric in REGISTRY.collect() if metric.name == "holdfast_swept"]
+    return {sample.labels["kind"]: sample.value for sample in metric.samples if sample.name.endswith("_total")}
 
 
 def test_sent_rows_are_swept_unless_their_job_still_waits(
