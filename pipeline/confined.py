@@ -8,6 +8,7 @@ before it starts is in `pipeline.sandbox`. See docs/security.md.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import json
 import logging
@@ -23,7 +24,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from attachments.errors import AttachmentError
+from attachments.errors import AttachmentError, StorageUnavailable
 from pipeline import confined_child
 
 logger = logging.getLogger(__name__)
@@ -44,6 +45,8 @@ ENVIRONMENT = {
 
 #: Last words of native code that found no memory and had no other way to say so.
 OUT_OF_MEMORY = ("failed to allocate", "std::bad_alloc", "MemoryError", "out of memory", "Cannot allocate memory")
+#: How native code says that its folder is on a full disk, which is not the file's fault.
+NO_SPACE = (os.strerror(errno.ENOSPC), os.strerror(errno.EDQUOT))
 
 
 class ConfinedError(Exception):
@@ -108,7 +111,8 @@ def run(
     Request and result are JSON of at most 64 KiB. The child works in the folder `scratch`, the only place where it can
     write; besides it can read the files and folders in `readable`. `seconds` bounds the wall clock, `memory_bytes`
     the address space. `stop` is asked ten times a second. An AttachmentError raised in the child is raised here, of
-    the same class; anything else that goes wrong is a ConfinedError. One call at a time; others wait.
+    the same class; StorageUnavailable means that `scratch` is full; anything else that goes wrong is a ConfinedError.
+    One call at a time; others wait.
     """
     work = {
         "target": target,
@@ -224,13 +228,19 @@ def _result(target: str, verdict: dict[str, Any], reply: bytes) -> dict[str, Any
     if "out_of_memory" in answer:
         raise MemoryLimit(verdict["stderr"])
     if not isinstance(answer.get("result"), dict):
-        raise ChildFailed(str(answer.get("failed", f"{target} gave no result")))
+        raise _failure(str(answer.get("failed", f"{target} gave no result")))
     _report_confinement(tuple(answer["holds"]))
     logger.debug(
         "confined_work_done",
         extra={"target": target, "seconds": answer["seconds"], "peak_bytes": verdict["peak_bytes"]},
     )
     return dict(answer["result"])
+
+
+def _failure(detail: str) -> Exception:
+    if any(words in detail for words in NO_SPACE):
+        return StorageUnavailable(f"No place for what is made.\n{detail}")
+    return ChildFailed(detail)
 
 
 @functools.cache

@@ -42,6 +42,8 @@ Function = Callable[[dict[str, Any]], dict[str, Any]]
 
 def main(worker: int) -> None:
     """Serve the process `worker` until it ends or hangs up."""
+    # Whoever asks a whole service to stop means the worker, which tells this process when the work is to end.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     connection = socket.socket(fileno=os.dup(0))
     lifeline = os.pidfd_open(worker)
     if os.getppid() != worker:

@@ -13,14 +13,18 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from django.db import Error, connection
+
 from attachments import objects, storage
 from attachments.models import StoredObject
-from pipeline import claims, failpoints, lifecycle, metrics, outcomes, scratch
+from pipeline import claims, deadman, failpoints, lifecycle, metrics, outcomes, scratch
 from pipeline.claims import Heartbeat, ShuttingDown
 from pipeline.confined import Interrupted
 from pipeline.envelopes import Envelope
@@ -51,7 +55,7 @@ class Attempt:
 
 
 def execute(envelope: Envelope, *, worker: str) -> str:
-    """Do what one message entitles to; returns a word for the log. Raises only ShuttingDown."""
+    """Do what one message entitles to; returns a word for the log. Raises only ShuttingDown and SystemExit."""
     logger.debug("attempt_begins", extra={"job_id": str(envelope.job_id), "attempt": envelope.attempt})
     taken = claims.take(envelope.job_id, attempt=envelope.attempt, worker=worker)
     if not isinstance(taken, Lease):
@@ -69,15 +73,27 @@ def _run(lease: Lease, heartbeat: Heartbeat) -> str:
         with scratch.folder() as folder:
             assert lease.original is not None
             attempt = Attempt(lease=lease, original=lease.original, heartbeat=heartbeat, scratch=folder)
-            for step, stage in _stages(lease.pipeline):  # noqa: B007  (tells where an error came from)
-                stage(attempt)
+            with deadman.guarding(heartbeat.should_stop):
+                for step, stage in _stages(lease.pipeline):  # noqa: B007  (tells where an error came from)
+                    stage(attempt)
     except ShuttingDown:
+        raise
+    except SystemExit:
+        _hand_back(lease)
         raise
     except Exception as error:  # noqa: BLE001  (the worker's slot must survive; outcomes decides what it means)
         return outcomes.settle(lease, error, heartbeat, step=step)
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome="ready").inc()
     logger.info("attempt_ended", extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": "ready"})
     return "ready"
+
+
+def _hand_back(lease: Lease) -> None:
+    """This process itself was told to end, as systemd tells every one of a service. One try: it has to go."""
+    # The signal may have interrupted a question to the database, whose answer would be taken for the next one's.
+    connection.close()
+    with suppress(Error, LeaseLost):
+        lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
 
 
 def fetch(attempt: Attempt) -> None:

@@ -9,14 +9,15 @@ from contextlib import contextmanager
 from os import getpid
 from pathlib import Path
 
+from attachments.errors import StorageUnavailable
+
 PREFIX = "holdfast-scratch-"
 
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """A fresh folder, gone when the block ends."""
-    prefix = f"{PREFIX}{getpid()}-{_started(getpid())}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True) as path:
+    """A fresh folder, gone when the block ends. StorageUnavailable where there is no place for one."""
+    with _made() as path:
         yield Path(path)
 
 
@@ -26,6 +27,14 @@ def clear_abandoned() -> int:
     for path in abandoned:
         shutil.rmtree(path, ignore_errors=True)
     return len(abandoned)
+
+
+def _made() -> tempfile.TemporaryDirectory[str]:
+    prefix = f"{PREFIX}{getpid()}-{_started(getpid())}-"
+    try:
+        return tempfile.TemporaryDirectory(prefix=prefix, ignore_cleanup_errors=True)
+    except OSError as error:
+        raise StorageUnavailable(f"No place to work on a copy: {error.strerror}.") from error
 
 
 def _is_alive(path: Path) -> bool:

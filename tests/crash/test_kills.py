@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from attachments.models import BucketRole, StoredObject
 from config.local.places import free_port
-from pipeline.models import Job
+from pipeline.models import Job, OutboxMessage
 from pipeline.states import State
-from tests.crash.conftest import Client, assert_nothing_lost, until_all_ready
+from tests.crash.conftest import (
+    VARIANTS,
+    Client,
+    assert_nothing_lost,
+    assert_nothing_unknown_is_stored,
+    assert_originals_are_kept,
+    until_all_ready,
+)
 from tests.processes import Process, Stack
 from tests.waiting import until
 
@@ -35,7 +45,7 @@ def test_killing_each_process_in_turn_during_200_uploads_loses_nothing(
     images, control = running.worker("images"), running.worker("control", concurrency=1)
     client = client_of(port)
     client.until_up(running)
-    images.until_says("ready")
+    assert running.workers.ready()
 
     uploading = threading.Thread(target=client.upload_many, args=(UPLOADS,))
     uploading.start()
@@ -52,7 +62,7 @@ def test_killing_each_process_in_turn_during_200_uploads_loses_nothing(
         turn()
     uploading.join()
     assert len(client.accepted) == UPLOADS
-    until_all_ready(client.accepted, running)
+    until_all_ready(client.accepted, running, seconds=180)
     assert_nothing_lost(client.accepted)
 
 
@@ -107,40 +117,67 @@ def test_with_no_publisher_at_all_uploads_are_accepted_and_wait(
     until_all_ready(client.accepted, running)
 
 
-#: The process that dies in each window; Gunicorn and Celery replace their own children.
-FAILPOINTS = {
-    "after_staging": "web",
-    "after_commit": "web",
-    "after_publish": "dispatcher",
-    "after_confirm": "dispatcher",
-    "after_store": "worker",
-    "after_result_commit": "worker",
+@dataclass(frozen=True)
+class Window:
+    """Who dies in it (Gunicorn and Celery replace their own children), and how it leaves the upload."""
+
+    dies: str
+    answered: bool = True
+    left: State | None = State.QUEUED
+    strays: int = 0
+
+
+WINDOWS = {
+    "after_staging": Window("web", answered=False, left=None, strays=1),
+    "after_commit": Window("web", answered=False),
+    "after_publish": Window("dispatcher"),
+    "after_confirm": Window("dispatcher"),
+    "after_store": Window("worker", left=State.PROCESSING, strays=1),
+    "after_result_commit": Window("worker", left=State.READY),
 }
 
 
-@pytest.mark.parametrize("failpoint", FAILPOINTS)
+@pytest.mark.parametrize("failpoint", WINDOWS)
 def test_a_kill_in_each_failure_window_loses_nothing(
     failpoint: str, running: Stack, client_of: Callable[[int], Client], tmp_path: Path
 ) -> None:
     """[attachments] окна отказа: after staging, COMMIT, publish, confirm, S3 write, COMMIT of the result."""
-    once = tmp_path / "once"
-    once.touch()
-    armed = {"FAILPOINTS": f"{failpoint}=kill@{once}", "WEB_WORKERS": "1"}
-    port = free_port()
-
-    def armed_if(kind: str) -> dict[str, str]:
-        return armed if FAILPOINTS[failpoint] == kind else {}
-
-    running.web(port, **armed_if("web"))
-    dispatcher = running.dispatcher(**armed_if("dispatcher"))
-    worker = running.worker("images", name="a", concurrency=2, **armed_if("worker"))
+    window, once, port = WINDOWS[failpoint], tmp_path / "once", free_port()
     client = client_of(port)
+    start: dict[str, Callable[..., Process]] = {
+        "web": partial(running.web, port, WEB_WORKERS="1"),
+        # Nobody recovers anything before the look.
+        "dispatcher": partial(running.dispatcher, RECOVER_EVERY_SECONDS="3600"),
+        "worker": partial(running.worker, concurrency=1),
+    }
+    # What comes later in the chain starts later, so that the look sees what the kill left.
+    place = list(start).index(window.dies)
+    before, after = list(start)[:place], list(start)[place + 1 :]
+    processes = {kind: start[kind]() for kind in before}
+    processes[window.dies] = start[window.dies](FAILPOINTS=f"{failpoint}=kill@{once}").until_ready()
     client.until_up(running)
-    worker.until_says("ready")
-    for number in range(4):
-        client.upload(number)
+
+    once.touch()
+    assert client.send(0) == window.answered
     until(lambda: not once.exists(), say=running.logs)
-    if FAILPOINTS[failpoint] == "dispatcher":
-        dispatcher.restart()
+    client.until_up(running)
+    assert_left(window, client)
+
+    processes |= {kind: start[kind]() for kind in after}
+    processes["dispatcher"].kill()
+    processes["dispatcher"].start(RECOVER_EVERY_SECONDS="0.5")
+    for number in range(3):
+        client.upload(number)
     until_all_ready(client.accepted, running)
     assert_nothing_lost(client.accepted)
+    assert_nothing_unknown_is_stored()
+
+
+def assert_left(window: Window, client: Client) -> None:
+    """Nothing half-made is shown, and the original is where the next try will look for it."""
+    lasting = [] if window.left is None else [window.left]
+    assert list(Job.objects.values_list("state", flat=True)) == lasting
+    assert client.shown() == [(state, VARIANTS if state == State.READY else frozenset()) for state in lasting]
+    assert OutboxMessage.objects.filter(sent_at=None).count() == (window.left == State.QUEUED)
+    assert StoredObject.objects.filter(bucket_role=BucketRole.STAGING, attachment__isnull=True).count() == window.strays
+    assert_originals_are_kept()

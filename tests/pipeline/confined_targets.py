@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import resource
 import socket
@@ -33,6 +34,10 @@ def bad_file(request: Request) -> NoReturn:
 
 def too_many_pixels(request: Request) -> NoReturn:
     raise TooManyPixels("5 × 5", width=5, height=5)
+
+
+def fill_the_disk(request: Request) -> NoReturn:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def divide_by_zero(request: Request) -> float:

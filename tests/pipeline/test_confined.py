@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from attachments.errors import BadFile, TooManyPixels
+from attachments.errors import BadFile, StorageUnavailable, TooManyPixels
 from pipeline import confined
 from tests.waiting import until
 
@@ -85,6 +85,11 @@ def test_any_other_error_arrives_with_its_traceback_for_the_operator(child: Any)
         child("divide_by_zero")
     assert "ZeroDivisionError" in raised.value.detail
     assert "divide_by_zero" in raised.value.detail
+
+
+def test_a_full_disk_is_an_outage_and_not_the_files_fault(child: Any) -> None:
+    with pytest.raises(StorageUnavailable, match="No space left"):
+        child("fill_the_disk")
 
 
 def test_an_unknown_target_is_an_error_and_not_a_dead_server(child: Any) -> None:
@@ -178,6 +183,22 @@ def test_an_error_raised_while_waiting_ends_the_child_and_the_next_call_works(ch
         child("wait_for_ever", stop=interrupt_once_started)
     _wait_until_dead(*_pids(started))
     assert child("echo", request={"still": "here"}) == {"still": "here"}
+
+
+def test_asking_every_process_of_a_service_to_end_leaves_the_end_of_the_work_to_the_worker(
+    child: Any, tmp_path: Path
+) -> None:
+    started = tmp_path / "scratch" / "started"
+
+    def terminate_both_once_started() -> bool:
+        if started.exists():
+            for pid in _pids(started):
+                os.kill(pid, signal.SIGTERM)
+            started.unlink()
+        return False
+
+    with pytest.raises(confined.TimeLimit):
+        child("wait_for_ever", seconds=1, stop=terminate_both_once_started)
 
 
 def test_when_the_server_is_killed_its_child_dies_and_the_next_call_starts_another(child: Any, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from attachments.errors import StorageUnavailable
 from pipeline import scratch
 
 
@@ -22,3 +23,9 @@ def test_a_starting_worker_clears_what_a_killed_one_left(tmp_path: Path, monkeyp
         assert not dead.exists()
         assert (alive / "original").exists()
     assert not alive.exists()
+
+
+def test_no_place_to_work_is_an_outage_and_not_the_files_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "not mounted"))
+    with pytest.raises(StorageUnavailable), scratch.folder():
+        pass
