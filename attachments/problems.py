@@ -17,7 +17,7 @@ from django.views import defaults
 from rest_framework.exceptions import APIException, ValidationError
 
 from attachments.errors import AttachmentError
-from attachments.outages import is_database_away
+from attachments.outages import is_conflict, is_database_away
 from config.logging import current_carrier
 
 CONTENT_TYPE = "application/problem+json"
@@ -77,7 +77,7 @@ def as_problem(error: BaseException | None) -> Problem:
             sentences = f"{error.detail} {_WHAT_NEXT.get(error.default_code, '')}".rstrip()
             return Problem(error.status_code, error.default_code, sentences, headers=_headers(error))
     if error is not None and is_database_away(error):
-        return Problem(*DATABASE_AWAY)
+        return Problem(*DATABASE_AWAY, headers={"Retry-After": "1"} if is_conflict(error) else None)
     status, code, detail = next((known[1:] for known in FOREIGN if isinstance(error, known[0])), UNEXPECTED)
     return Problem(status, code, detail)
 

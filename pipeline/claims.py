@@ -1,6 +1,6 @@
 """Who may work on what: a message's right to a job, and the heartbeat that keeps it.
 
-The heartbeat thread starts before any native code runs. It needs only the lease token, tries every second after
+The heartbeat thread starts before any native code runs. It needs only the lease token, tries five times as often after
 an error, and never goes past the attempt's own deadline; after that the lease runs out and the job is recovered.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import enum
 import logging
+import random
 import threading
 import time
 import uuid
@@ -18,7 +19,7 @@ from typing import TypeVar
 from django.conf import settings
 from django.db import Error, connection
 
-from attachments.outages import is_database_away, sqlstate_of
+from attachments.outages import is_conflict, is_database_away, sqlstate_of
 from pipeline import lifecycle, metrics, shutdown
 from pipeline.confined import Interrupted
 from pipeline.failures import CANCELLED, ORIGINAL_GONE
@@ -27,7 +28,8 @@ from pipeline.models import Job
 from pipeline.registry import UnknownPipeline
 from pipeline.states import State
 
-AGAIN_SECONDS = 1.0
+#: Those who met each other in a conflict try again at different moments.
+CONFLICT_PAUSE_SECONDS = (0.02, 0.2)
 
 logger = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
@@ -90,10 +92,10 @@ def explain(job_id: uuid.UUID, *, attempt: int) -> Unclaimable:
 
 
 def patiently(ask: Callable[[], Answer], *, stop: Callable[[], bool] = lambda: False) -> Answer:
-    """Ask the database until it answers: an outage is waited out, a deadlock tried again, nothing is burnt.
+    """Ask the database until it answers: an outage is waited out, a conflict tried again, nothing is burnt.
 
-    Only for acts that are guarded and idempotent. Raises ShuttingDown when the worker is told to stop meanwhile, and
-    Interrupted when `stop` says that the answer would come too late.
+    Only for acts that are guarded and idempotent. Raises Interrupted when `stop` says that the answer would come too
+    late, and ShuttingDown when the worker was told to stop and has to be gone.
     """
     while True:
         try:
@@ -101,13 +103,12 @@ def patiently(ask: Callable[[], Answer], *, stop: Callable[[], bool] = lambda: F
         except Error as error:
             if not is_database_away(error):
                 raise
-            facts = {"cause": type(error).__name__, "sqlstate": sqlstate_of(error)}
-            logger.warning("database_unavailable", extra=facts)
-            connection.close()
-        if shutdown.wait(AGAIN_SECONDS):
+            pause = _pause_after(error)
+        if shutdown.is_last_call():
             raise ShuttingDown
         if stop():
             raise Interrupted
+        time.sleep(pause)
 
 
 @contextmanager
@@ -128,19 +129,22 @@ class Heartbeat(threading.Thread):
         super().__init__(name=f"heartbeat-{lease.job_id}", daemon=True)
         self._lease = lease
         self._ended = threading.Event()
-        self._began = time.monotonic()
+        self._began = self._renewed = time.monotonic()
+        self._excused = 0.0
         self.stop_reason: StopReason | None = None
 
     def should_stop(self) -> bool:
         """True once the lease is lost, cancelled or past its deadline, or the worker has to go."""
         if self.stop_reason is None and shutdown.is_overdue():
             self.stop_reason = StopReason.SHUTDOWN
+        if self.stop_reason is None and self._worked_seconds() > self._lease.pipeline.attempt_limit.total_seconds():
+            self.stop_reason = StopReason.DEADLINE
         return self.stop_reason is not None
 
     def run(self) -> None:
         pause = settings.RENEW_SECONDS
         try:
-            while not self._ended.wait(pause) and self.stop_reason is None:
+            while not self._ended.wait(pause) and not self.should_stop():
                 pause = self._renew()
         finally:
             connection.close()
@@ -150,9 +154,6 @@ class Heartbeat(threading.Thread):
         self.join(timeout=settings.LEASE_SECONDS)
 
     def _renew(self) -> float:
-        if time.monotonic() - self._began > self._lease.pipeline.attempt_limit.total_seconds():
-            self.stop_reason = StopReason.DEADLINE
-            return 0.0
         try:
             lifecycle.renew(self._lease)
         except LeaseLost:
@@ -162,8 +163,30 @@ class Heartbeat(threading.Thread):
         except Error as error:
             logger.warning("renewal_failed", extra={"job_id": str(self._lease.job_id), "cause": type(error).__name__})
             connection.close()
-            return AGAIN_SECONDS
+            return _again_seconds()
+        self._excused, self._renewed = self._waited_seconds(), time.monotonic()
         return float(settings.RENEW_SECONDS)
+
+    def _worked_seconds(self) -> float:
+        return time.monotonic() - self._began - self._waited_seconds()
+
+    def _waited_seconds(self) -> float:
+        """For how long nobody answered a renewal: an outage must not be taken for work that takes too long."""
+        return self._excused + max(0.0, time.monotonic() - self._renewed - float(settings.RENEW_SECONDS))
+
+
+def _pause_after(error: Error) -> float:
+    if is_conflict(error):
+        logger.info("database_conflict", extra={"sqlstate": sqlstate_of(error)})
+        return random.uniform(*CONFLICT_PAUSE_SECONDS)  # noqa: S311  (no secret)
+    logger.warning("database_unavailable", extra={"cause": type(error).__name__, "sqlstate": sqlstate_of(error)})
+    connection.close()
+    return _again_seconds()
+
+
+def _again_seconds() -> float:
+    """Often enough for several tries in what is left of a lease when the database is back."""
+    return float(settings.RENEW_SECONDS / 5)
 
 
 def _usable(lease: Lease) -> Lease | Unclaimable:

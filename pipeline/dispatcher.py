@@ -15,7 +15,7 @@ import psycopg
 from django.conf import settings
 from django.db import connection
 
-from attachments.outages import is_database_away
+from attachments.outages import is_conflict, is_database_away, sqlstate_of
 from pipeline import maintenance, outbox, retention
 from pipeline.broker import BrokerUnavailable, Publisher, WrongTopology
 from pipeline.relay import Relay
@@ -88,8 +88,11 @@ class Chore:
 
     def _put_off(self, error: Exception) -> None:
         self._due = time.monotonic() + max(BROKER_PAUSE_SECONDS, self.every_seconds)
-        facts = {"chore": self.name, "cause": f"{type(error).__name__}: {error}"}
-        if is_database_away(error):
+        facts = {"chore": self.name, "sqlstate": sqlstate_of(error), "cause": f"{type(error).__name__}: {error}"}
+        if is_conflict(error):
+            # The connection is kept: `recover` trusts no young one.
+            logger.info("database_conflict", extra=facts)
+        elif is_database_away(error):
             connection.close()
             logger.warning("database_unavailable", extra=facts)
         elif isinstance(error, BrokerUnavailable):

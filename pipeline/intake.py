@@ -8,6 +8,8 @@ outcome may be unknown.
 from __future__ import annotations
 
 import logging
+import random
+import time
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -29,7 +31,7 @@ from attachments.errors import (
 )
 from attachments.models import Attachment, BucketRole, StoredObject
 from attachments.names import NAME_LIMIT, display_name, printable
-from attachments.outages import is_database_away
+from attachments.outages import is_conflict, is_refusal, sqlstate_of
 from attachments.storage import Writer, Written
 from config.logging import current_carrier
 from pipeline import failpoints, lifecycle, metrics, registry
@@ -38,6 +40,9 @@ from pipeline.registry import Pipeline
 from pipeline.states import Source
 
 UNKNOWN_TYPE = "application/octet-stream"
+#: Whoever got in the way of an acceptance is soon done, and sending the file once more costs much more.
+CONFLICT_TRIES = 4
+CONFLICT_PAUSE_SECONDS = (0.02, 0.2)
 
 logger = logging.getLogger(__name__)
 
@@ -163,7 +168,8 @@ def receive(chunks: Iterable[bytes], *, created_by: str) -> Received:
 def accept(received: Received, request: Request) -> Accepted:
     """Commit attachment, job and outbox row in one transaction.
 
-    Raises Refused (the original is discarded), KeyReused, or OutcomeUnknown (nothing is deleted: it may be in).
+    Raises Refused (the original is discarded), KeyReused, or OutcomeUnknown (nothing is deleted: it may be in). An
+    error of the database means that nothing was accepted; the original is left to the sweep.
     """
     try:
         _check(received, request)
@@ -177,10 +183,6 @@ def accept(received: Received, request: Request) -> Accepted:
         if not _is_taken_key(error):
             raise
         return _replay(received, request)
-    except Error as error:
-        if not is_database_away(error):
-            raise
-        raise OutcomeUnknown(type(error).__name__) from error
     failpoints.hit("after_commit")
     metrics.ACCEPTED.labels(pipeline=accepted.job.pipeline, source=request.source).inc()
     logger.info("accepted", extra={"job_id": str(accepted.job.job_id), "size": received.written.size})
@@ -203,29 +205,55 @@ def _check(received: Received, request: Request) -> None:
 
 
 def _commit(received: Received, request: Request) -> Accepted:
+    """Accept in one transaction, begun anew where others get in its way."""
+    for _ in range(CONFLICT_TRIES - 1):
+        try:
+            return _try_to_commit(received, request)
+        except Error as error:
+            if not is_conflict(error):
+                raise
+            logger.info("database_conflict", extra={"sqlstate": sqlstate_of(error)})
+        time.sleep(random.uniform(*CONFLICT_PAUSE_SECONDS))  # noqa: S311  (no secret)
+    return _try_to_commit(received, request)
+
+
+def _try_to_commit(received: Received, request: Request) -> Accepted:
+    """OutcomeUnknown when COMMIT got no answer; any other error means that nothing was accepted."""
+    is_at_commit = False
+    try:
+        with transaction.atomic():
+            accepted = _insert(received, request)
+            is_at_commit = True
+    except Error as error:
+        if is_at_commit and not is_refusal(error):
+            raise OutcomeUnknown(type(error).__name__) from error
+        raise
+    return accepted
+
+
+def _insert(received: Received, request: Request) -> Accepted:
     written = received.written
-    with transaction.atomic():
-        attachment = Attachment.objects.create(
-            id=received.attachment_id,
-            owner=request.owner,
-            name=display_name(request.name),
-            claimed_type=printable(request.claimed_type)[:NAME_LIMIT],
-            content_type=received.stored.content_type,
-            size=written.size,
-            sha256=written.sha256,
-            original=received.stored,
-            language=request.language,
-            requested_pipeline=request.pipeline,
-            idempotency_key=request.idempotency_key,
-        )
-        _measure(received)
-        job = lifecycle.accept(
-            attachment,
-            pipeline=received.pipeline,
-            source=request.source,
-            actor=f"{request.source}:{request.owner.pk}",
-            carrier=current_carrier(),
-        )
+    attachment = Attachment.objects.create(
+        id=received.attachment_id,
+        owner=request.owner,
+        name=display_name(request.name),
+        claimed_type=printable(request.claimed_type)[:NAME_LIMIT],
+        content_type=received.stored.content_type,
+        size=written.size,
+        sha256=written.sha256,
+        original=received.stored,
+        language=request.language,
+        requested_pipeline=request.pipeline,
+        idempotency_key=request.idempotency_key,
+    )
+    _measure(received)
+    job = lifecycle.accept(
+        attachment,
+        pipeline=received.pipeline,
+        source=request.source,
+        actor=f"{request.source}:{request.owner.pk}",
+        carrier=current_carrier(),
+    )
     return Accepted(attachment=attachment, job=job)
 
 

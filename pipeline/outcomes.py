@@ -13,6 +13,7 @@ from datetime import timedelta
 from django.conf import settings
 
 from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavailable
+from attachments.outages import is_database_away
 from pipeline import claims, lifecycle, metrics
 from pipeline.claims import Heartbeat, StopReason
 from pipeline.confined import ConfinedError, Interrupted, MemoryLimit, TimeLimit
@@ -21,7 +22,7 @@ from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 
 #: Trying again cannot help.
 PERMANENT: tuple[type[Exception], ...] = (Refused, BadFile)
-#: Not the job's fault: it waits.
+#: Not the job's fault: it waits. So it does for a database that is away, where somebody asked it without patience.
 OUTAGE: tuple[type[Exception], ...] = (StorageUnavailable,)
 OUTAGE_PAUSE = timedelta(seconds=10)
 JITTER = 0.2
@@ -68,7 +69,7 @@ def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: s
         return "released"
     if isinstance(error, Interrupted) and reason is StopReason.DEADLINE:
         error = TimeLimit(f"the attempt took longer than {lease.pipeline.attempt_limit}")
-    if isinstance(error, OUTAGE):
+    if isinstance(error, OUTAGE) or is_database_away(error):
         return _wait_out(lease)
     if isinstance(error, PERMANENT):
         lifecycle.fail(lease, _failure(error, step=step))

@@ -1,7 +1,8 @@
 """Tells the processes of a worker that it is stopping.
 
 The worker's main process gets the signal, its pool children do the work: they share one number, made before the
-fork. Work in hand may take GRACE_SECONDS to finish; after that it is handed back (`release`).
+fork. Work in hand may take GRACE_SECONDS to finish; after that it is handed back (`release`). Where the database is
+away, that is tried until LAST_CALL_SECONDS.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import struct
 import time
 
 GRACE_SECONDS = 5.0
+#: Connecting may take five more; supervisors kill a worker 30 s after they told it to stop, or later.
+LAST_CALL_SECONDS = 20.0
 POLL_SECONDS = 0.2
 
 _MOMENT = struct.Struct("d")
@@ -36,6 +39,11 @@ def is_requested() -> bool:
 def is_overdue() -> bool:
     """Whether the grace for work in hand is over."""
     return is_requested() and time.monotonic() - _requested_at() > GRACE_SECONDS
+
+
+def is_last_call() -> bool:
+    """Whether nothing more can be waited for."""
+    return is_requested() and time.monotonic() - _requested_at() > LAST_CALL_SECONDS
 
 
 def wait(seconds: float) -> bool:

@@ -8,10 +8,11 @@ from typing import Any
 
 from celery import Task, shared_task
 from celery.exceptions import Reject
-from django.db import connection
+from django.db import InterfaceError, OperationalError, connection
 
 from config.logging import bound_carrier
 from pipeline import dispatcher, envelopes, executor, maintenance, retention, shutdown
+from pipeline.broker import BrokerUnavailable
 from pipeline.claims import ShuttingDown
 from pipeline.envelopes import InvalidEnvelope
 
@@ -39,7 +40,12 @@ def process(self: Task[Any, str], *args: Any, **kwargs: Any) -> str:
 
 
 class Chore(Task[Any, int]):
-    """A periodic task. It begins with a connection that works: an error of the last one may have broken it."""
+    """A periodic task. It begins with a connection that works: an error of the last one may have broken it.
+
+    An outage is no fault of its own, and not worth a traceback every few seconds: beat asks again.
+    """
+
+    throws = (OperationalError, InterfaceError, BrokerUnavailable)
 
     def before_start(self, *_: Any) -> None:
         connection.close_if_unusable_or_obsolete()

@@ -14,6 +14,8 @@ from pipeline import shutdown
 from pipeline.broker import QUEUE_NAMES
 
 MARGIN_SECONDS = 5
+#: `connect_timeout` of the database.
+CONNECT_SECONDS = 5
 STATEFUL_SECONDS = 30
 #: The names that other images read, as far as they are used here.
 IMAGE_VARIABLES = {
@@ -114,7 +116,7 @@ def _needed_seconds(service: Service) -> float:
     confirm_seconds: float = VARIABLES["CONFIRM_SECONDS"][1]
     needed = {
         "gunicorn": gunicorn.graceful_timeout,
-        "worker": shutdown.GRACE_SECONDS + confirm_seconds,
+        "worker": shutdown.LAST_CALL_SECONDS + CONNECT_SECONDS,
         "dispatcher": confirm_seconds,
     }
     return MARGIN_SECONDS + max(needed.get(kind, 0.0) for kind in service.kinds)

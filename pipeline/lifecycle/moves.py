@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -155,16 +156,25 @@ def fail(lease: Lease, failure: Failure) -> None:
         )  # fmt: skip
 
 
-def recover(*, limit: int = 100) -> int:
-    """Processing to queued or failed(`worker_lost`) where the lease ran out; returns how many jobs moved."""
+def recover(
+    *, looked_at: datetime.datetime | None = None, outage_ended: datetime.datetime | None = None, limit: int = 100
+) -> int:
+    """Processing to queued or failed(`worker_lost`) where the lease had run out by `looked_at`; returns how many moved.
+
+    The question may be held up on its way, and living workers' renewals with it: so it is not about now. What was not
+    renewed since `outage_ended` counts as no failure, but not twice in a row.
+    """
     with transaction.atomic():
         expired = list(
             Job.objects.select_for_update(skip_locked=True)
-            .filter(state=State.PROCESSING, runner=Runner.WORKER, lease_until__lt=Now())
+            .filter(state=State.PROCESSING, runner=Runner.WORKER, lease_until__lt=looked_at or Now())
             .order_by("lease_until")[:limit]
         )
         for job in expired:
-            _recover_one(job)
+            if outage_ended and _was_lost_in_outage(job, ended=outage_ended):
+                _hand_back(job)
+            else:
+                _recover_one(job)
     return len(expired)
 
 
@@ -233,6 +243,23 @@ def _requeue(
             detail=detail,
         )  # fmt: skip
         outbox.enqueue(job, pause=pause)
+
+
+def _was_lost_in_outage(job: Job, *, ended: datetime.datetime) -> bool:
+    assert job.lease_until is not None
+    return job.outage_since is None and job.lease_until < ended + timedelta(seconds=settings.LEASE_SECONDS)
+
+
+def _hand_back(job: Job) -> None:
+    """What its worker could not write."""
+    holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
+    put_back(holder, pause=timedelta(0), failures=F("failures"), outage=Now())
+    job.attempt += 1
+    log(
+        job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason="outage", actor=DISPATCHER,
+        detail=f"the lease of {job.leased_by} ran out while the database was away",
+    )  # fmt: skip
+    outbox.enqueue(job)
 
 
 def _recover_one(job: Job) -> None:

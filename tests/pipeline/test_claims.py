@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -9,7 +10,8 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import OperationalError, connection, transaction
+from django.db.models.functions import Now
 
 from attachments.models import BucketRole, StoredObject
 from pipeline import claims, lifecycle, shutdown
@@ -98,6 +100,25 @@ def test_the_heartbeat_renews_while_the_work_runs(leased: Callable[..., Lease], 
         assert not heartbeat.should_stop()
 
 
+@pytest.mark.django_db(transaction=True)
+def test_the_heartbeat_survives_its_connection(leased: Callable[..., Lease], settings: Any) -> None:
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.05, 5.0
+    with claims.renewing(leased()) as heartbeat:
+        until(lambda: end_other_sessions() == 1)
+        expire_lease(Job.objects.get().job_id)
+        until(lambda: Job.objects.filter(lease_until__gt=Now()).exists())
+        assert not heartbeat.should_stop()
+
+
+def end_other_sessions() -> int:
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return int(cursor.fetchone()[0])
+
+
 def lose(lease: Lease) -> None:
     expire_lease(lease.job_id)
     lifecycle.recover()
@@ -137,9 +158,24 @@ def test_the_heartbeat_never_goes_past_the_attempts_own_deadline(leased: Callabl
         until(lambda: not heartbeat.is_alive())
 
 
-def test_an_outage_of_the_database_is_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "AGAIN_SECONDS", 0.01)
-    answers: Iterator[Exception | str] = iter([OperationalError("gone"), OperationalError("still gone"), "answer"])
+@pytest.mark.django_db(transaction=True)
+def test_an_outage_is_not_taken_for_work_that_takes_too_long(leased: Callable[..., Lease], settings: Any) -> None:
+    settings.RENEW_SECONDS = 0.05
+    lease = leased()
+    lease = replace(lease, pipeline=replace(lease.pipeline, attempt_limit=timedelta(seconds=0.5)))
+    with claims.renewing(lease) as heartbeat:
+        with transaction.atomic():
+            list(Job.objects.select_for_update())  # no renewal is answered
+            began = time.monotonic()
+            until(lambda: time.monotonic() - began > 1.0)
+            assert not heartbeat.should_stop()
+        until(heartbeat.should_stop)
+    assert heartbeat.stop_reason is StopReason.DEADLINE
+
+
+def away(times: int) -> Callable[[], str]:
+    """Asks a database that is away so many times before it answers."""
+    answers: Iterator[Exception | str] = iter([*[OperationalError("gone")] * times, "answer"])
 
     def ask() -> str:
         answer = next(answers)
@@ -147,15 +183,22 @@ def test_an_outage_of_the_database_is_waited_out(monkeypatch: pytest.MonkeyPatch
             raise answer
         return answer
 
-    assert claims.patiently(ask) == "answer"
+    return ask
 
 
-def test_a_stopping_worker_does_not_wait_for_the_database(stopping: None) -> None:
-    def ask() -> None:
-        raise OperationalError("gone")
+def test_an_outage_of_the_database_is_waited_out(settings: Any) -> None:
+    settings.RENEW_SECONDS = 0.05
+    assert claims.patiently(away(2)) == "answer"
 
+
+def test_a_stopping_worker_tries_to_hand_back_until_it_has_to_be_gone(
+    stopping: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.RENEW_SECONDS = 0.05
+    assert claims.patiently(away(2)) == "answer"
+    monkeypatch.setattr(shutdown, "LAST_CALL_SECONDS", 0.0)
     with pytest.raises(claims.ShuttingDown):
-        claims.patiently(ask)
+        claims.patiently(away(1))
 
 
 def test_work_in_hand_has_its_grace_when_the_worker_stops(stopping: None, monkeypatch: pytest.MonkeyPatch) -> None:

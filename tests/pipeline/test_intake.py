@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from pipeline import intake
 from pipeline.intake import Receiver
 from pipeline.models import Job, OutboxMessage
 from pipeline.states import Source
+from tests.attachments.conftest import Door, assert_problem
 from tests.corpus import png_claiming
 from tests.pictures import jpeg, png
 
@@ -202,3 +203,37 @@ def test_an_original_that_the_sweep_took_is_not_accepted(user: User) -> None:
         intake.accept(received, request(user))
     assert not Attachment.objects.exists()
     assert not Job.objects.exists()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize("sqlstate", ["53100", "53200", "25006", "57014"])
+def test_a_commit_that_the_database_refuses_is_503_and_nothing_half_made(
+    sqlstate: str, user: User, settings: Any, tmp_path: Path
+) -> None:
+    """No space, no memory, no writes, no time: the server's own answer, so the outcome is known."""
+    settings.STATIC_ROOT = str(tmp_path)
+    door = Door(user)
+    with refusing_to_commit(sqlstate):
+        answer = door.send(key="one")
+    assert_problem(answer, 503, "database_unavailable")
+    assert answer.headers["Retry-After"] == "5"
+    assert door.get().json()["results"] == []
+    assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
+    assert door.send(key="one").status_code == 202
+    assert Job.objects.get().messages.count() == 1
+
+
+@contextmanager
+def refusing_to_commit(sqlstate: str) -> Iterator[None]:
+    """A deferred trigger, so that it is the COMMIT that fails."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            f" $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = '{sqlstate}'; END $$;"
+            "CREATE CONSTRAINT TRIGGER refuse AFTER INSERT ON pipeline_outbox DEFERRABLE INITIALLY DEFERRED"
+            " FOR EACH ROW EXECUTE FUNCTION refuse()"
+        )
+        try:
+            yield
+        finally:
+            cursor.execute("DROP FUNCTION refuse CASCADE")

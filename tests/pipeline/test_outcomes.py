@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from django.db import OperationalError
 
 from attachments.errors import BadFile, ObjectCorrupt, ObjectMissing, StorageUnavailable, TooManyPixels
 from pipeline import outcomes
@@ -72,8 +73,9 @@ def leased_again(job: Job) -> Lease:
     return lease
 
 
-def test_an_outage_spends_no_chance(leased: Callable[..., Lease]) -> None:
-    outcome, job = settle(leased(), StorageUnavailable("503"))
+@pytest.mark.parametrize("error", [StorageUnavailable("503"), OperationalError("gone")])
+def test_an_outage_spends_no_chance(error: Exception, leased: Callable[..., Lease]) -> None:
+    outcome, job = settle(leased(), error)
     assert (outcome, job.state, job.failures, job.outage_since is not None) == ("released", State.QUEUED, 0, True)
     assert job.due_at > job.created_at
 
