@@ -18,6 +18,7 @@ import celery
 from celery.exceptions import CPendingDeprecationWarning
 from celery.signals import (
     beat_init,
+    before_task_publish,
     celeryd_after_setup,
     setup_logging,
     worker_init,
@@ -29,6 +30,7 @@ from celery.worker.consumer import Consumer
 from kombu import Message
 
 from config import scraping
+from pipeline.wire import UNREADABLE
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
@@ -86,6 +88,8 @@ class StrictConsumer(Consumer):
 def _flaw(message: Message) -> str | None:
     """What keeps a message from being a task of ours in Celery's protocol 2; None when nothing does."""
     headers = message.headers
+    if isinstance(headers, dict) and UNREADABLE in headers:
+        return f"unreadable: {headers[UNREADABLE]}"
     if not isinstance(headers, dict) or not isinstance(headers.get("task"), str):
         return "no task header"
     if not isinstance(headers.get("id"), str):
@@ -199,6 +203,12 @@ def _tell_children(**_: Any) -> None:
     shutdown.request()
 
 
+@before_task_publish.connect
+def _let_workers_drop_it(properties: dict[str, Any], **_: Any) -> None:
+    """What expires is dropped by the worker that takes it: the broker would put it among the dead letters."""
+    properties.pop("expiration", None)
+
+
 @worker_init.connect
 @beat_init.connect
 def _serve_metrics(**_: Any) -> None:
@@ -224,11 +234,12 @@ def _prepare(instance: Any, **_: Any) -> None:
 
 
 @worker_process_init.connect
-def _clear_scratch(**_: Any) -> None:
+def _begin_child(**_: Any) -> None:
     """A child that was killed left the files it worked on; its successor removes them."""
-    from pipeline import scratch
+    from pipeline import deadman, scratch
 
     scratch.clear_abandoned()
+    deadman.enable()
 
 
 @worker_process_shutdown.connect

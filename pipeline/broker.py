@@ -9,13 +9,15 @@ from __future__ import annotations
 import enum
 import logging
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import kombu
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
+from amqp.serialization import PROPERTY_CLASSES
 from django.conf import settings
+from prometheus_client import Gauge
 
 from pipeline import failpoints, metrics, wire
 from pipeline.wire import Message
@@ -29,8 +31,20 @@ QUEUE_NAMES = ("images", "control")
 
 CONNECT_SECONDS = 5
 WRITE_SECONDS = 5
+#: Looking at a queue whose leader does not answer must not hold up whoever looks.
+LOOK_SECONDS = 2
 #: Messages encoded together and written in one call.
 RUN = 50
+
+DEAD_LETTERS = Gauge(
+    "holdfast_dead_letters",
+    "Messages in a dead-letter queue; absent until the broker was asked, then the last that it said.",
+    ["queue"],
+    multiprocess_mode="livemostrecent",
+)
+
+# Every process that receives has imported this module.
+PROPERTY_CLASSES.update({kind: wire.forgiving(decode) for kind, decode in PROPERTY_CLASSES.items()})
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +80,8 @@ DEAD = kombu.Queue(
     exchange=DEAD_EXCHANGE,
     routing_key=DEAD_QUEUE,
     durable=True,
-    queue_arguments={"x-queue-type": "quorum"},
+    # Whoever looks at a letter takes it and puts it back, and RabbitMQ 4 drops what came back twenty times.
+    queue_arguments={"x-queue-type": "quorum", "x-delivery-limit": 1_000_000_000},
 )
 
 
@@ -98,13 +113,31 @@ def declare(connection: kombu.Connection) -> None:
             ) from error
 
 
-def ready_messages(connection: kombu.Connection, queue: str) -> int | None:
-    """How many messages wait in a queue (a hint: deliveries in flight are not counted); None when it does not exist."""
+def each_dead_letter(keep: Callable[[Any], bool], *, limit: int | None = None) -> int:
+    """Hand the raw dead letters, oldest first, to `keep`: what it answers with False is gone for good.
+
+    The others are put back in their order. Returns how many lie behind the `limit`. Raises BrokerUnavailable.
+    """
+    connection, kept, behind = connect(), list[int](), 0
     try:
-        with connection.channel() as channel:
-            return int(channel.queue_declare(queue, passive=True).message_count)
+        channel = connection.channel()
+        channel.auto_decode = False
+        while (limit is None or len(kept) < limit) and (letter := channel.basic_get(DEAD_QUEUE)) is not None:
+            behind = letter.delivery_info["message_count"]
+            if keep(letter):
+                kept.append(letter.delivery_tag)
+            else:
+                channel.basic_ack(letter.delivery_tag)
+        for tag in kept:
+            channel.basic_reject(tag, requeue=True)
+        channel.close()
     except NotFound:
-        return None
+        return 0
+    except (OSError, AMQPError) as error:
+        raise BrokerUnavailable(f"cannot look at {DEAD_QUEUE}: {type(error).__name__}") from error
+    finally:
+        connection.collect(socket_timeout=1)
+    return behind
 
 
 class Receipt(enum.Enum):
@@ -186,15 +219,28 @@ class Publisher:
             self.close()
         return batch.receipts
 
-    def queue_is_empty(self, queue: str) -> bool:
-        """Whether no message waits in the queue; True as well when it does not exist."""
+    def ready(self, queue: str) -> int | None:
+        """How many messages wait in a queue, those on their way to a worker left out; None when that is not known.
+
+        0 is certain. Raises BrokerUnavailable.
+        """
         self.open()
         assert self._connection is not None
         try:
-            return not ready_messages(self._connection, queue)
+            return _certainly_ready(self._connection, queue)
+        except NotFound:
+            # The next `open` declares it.
+            self.close()
+            return None
         except (OSError, AMQPError) as error:
             self.close()
             raise BrokerUnavailable(f"cannot look at {queue}: {type(error).__name__}") from error
+
+    def count_dead_letters(self) -> None:
+        """Tell the gauge; it keeps its value while nobody knows."""
+        letters = self.ready(DEAD_QUEUE)
+        if letters is not None:
+            DEAD_LETTERS.labels(queue=DEAD_QUEUE).set(letters)
 
     def close(self) -> None:
         """Drop the connection without waiting for the broker's farewell."""
@@ -264,3 +310,16 @@ class Publisher:
             logger.warning("broker_blocked" if is_blocked else "broker_unblocked")
         self._is_blocked = is_blocked
         metrics.BROKER_BLOCKED.set(int(is_blocked))
+
+
+def _certainly_ready(connection: kombu.Connection, queue: str) -> int | None:
+    """RabbitMQ answers 0 messages, 0 consumers for a queue whose leader is away or slow, too; a get asks the leader."""
+    with connection.connection.transport.having_timeout(LOOK_SECONDS), connection.channel() as channel:
+        found = channel.queue_declare(queue, passive=True)
+        if found.message_count or found.consumer_count:
+            return int(found.message_count)
+        message = channel.basic_get(queue)
+        if message is None:
+            return 0
+        channel.basic_reject(message.delivery_tag, requeue=True)
+        return None

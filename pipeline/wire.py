@@ -8,8 +8,8 @@ test holds this encoder to py-amqp's, byte for byte.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
 
 METHOD, HEADER, BODY, END = b"\x01", b"\x02", b"\x03", b"\xce"
 PUBLISH = struct.pack(">HHH", 60, 40, 0)  # class basic, method publish, a reserved number
@@ -21,6 +21,9 @@ FLAGS = struct.pack(">H", sum(1 << bit for bit in (15, 14, 13, 12, 10, 7, 6, 5))
 PERSISTENT = b"\x02"
 FRAME = struct.Struct(">HI")
 LONG = struct.Struct(">I")
+#: Stands among the headers of a message that must not be looked into, and says why.
+UNREADABLE = "holdfast-unreadable"
+Decode = Callable[[bytes, int], tuple[dict[str, Any], int]]
 LONG_LONG = struct.Struct(">Q")
 
 
@@ -68,6 +71,25 @@ def properties(message: Message, sent_at: int) -> bytes:
             _short(message.task),
         )
     )
+
+
+def forgiving(decode: Decode) -> Decode:
+    """A decoder of a received message's properties that never raises, so that the message can be rejected.
+
+    A stranger's byte that is no UTF-8 would end the worker, and a date far away its connection. A compressed body might
+    be a bomb, and kombu unpacks it before anybody is asked.
+    """
+
+    def forgive(data: bytes, offset: int) -> tuple[dict[str, Any], int]:
+        try:
+            found, end = decode(data, offset)
+        except Exception as error:  # noqa: BLE001  (whatever a stranger sends)
+            return {"application_headers": {UNREADABLE: type(error).__name__}}, len(data)
+        if "compression" in found.get("application_headers", ()):
+            found["application_headers"] = {UNREADABLE: "compressed"}
+        return found, end
+
+    return forgive
 
 
 def _frame(kind: bytes, channel_id: int, payload: bytes) -> bytes:

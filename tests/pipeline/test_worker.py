@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 import signal
+import struct
 import uuid
+import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import kombu
 import pytest
 import requests
+from amqp.exceptions import NotFound
 from django.db import connection
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -26,7 +29,7 @@ from pipeline.relay import relay_batch
 from pipeline.states import State
 from tests.pictures import jpeg
 from tests.processes import Process, Stack
-from tests.rabbit import drain_queue, publish_raw, until_count
+from tests.rabbit import count, drain_queue, publish_properties, publish_raw, until_count
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -163,7 +166,28 @@ HOSTILE: dict[str, tuple[bytes | str, dict[str, Any]]] = {
     "expires of nothing": (body(envelope()), {"headers": headers(expires="")}),
     "an id with a line feed": (body(envelope(job_id=f"{uuid.uuid4()}\n")), {"headers": headers()}),
     "ten megabytes": (body(envelope(), "x" * 10_000_000), {"headers": headers()}),
+    "ten megabytes of noise": (b"\xff" * 10_000_000, {"headers": headers()}),
+    "a header that is not utf-8": (body(envelope()), {"headers": headers(task=b"\xff")}),
+    "a compressed body": (zlib.compress(body(envelope()).encode()), {"headers": headers(compression="gzip")}),
 }
+
+
+def properties(*bits: int) -> bytes:
+    """Which of AMQP's properties follow: 15 content type, 14 encoding, 13 headers, 7 message id, 5 type."""
+    return struct.pack(">H", sum(1 << bit for bit in bits)) + b"".join(GIVEN[bit] for bit in bits)
+
+
+NOT_UTF_8 = b"\x02\xff\xfe"
+FAR_AWAY = b"\x04died" + b"T" + struct.pack(">Q", 2**62)
+GIVEN = {
+    15: b"\x10application/json",
+    14: b"\x05utf-8",
+    13: struct.pack(">I", len(FAR_AWAY)) + FAR_AWAY,
+    7: NOT_UTF_8,
+    5: NOT_UTF_8,
+}
+#: What RabbitMQ passes on and no client's library can read.
+UNREADABLE = {"a date far away": properties(15, 14, 13), "an id that is no text": properties(15, 14, 7)}
 
 
 def test_messages_that_are_none_of_ours_are_dead_lettered_and_the_worker_lives(
@@ -171,14 +195,17 @@ def test_messages_that_are_none_of_ours_are_dead_lettered_and_the_worker_lives(
 ) -> None:
     """Malformed, undecodable and wrong-version messages: rejected once, kept for the operator, nothing blocked."""
     pids = {child.pid for child in worker.children()}
-    for hostile, properties in HOSTILE.values():
-        publish_raw(rabbit, "images", hostile, **properties)
+    for hostile, told in HOSTILE.values():
+        publish_raw(rabbit, "images", hostile, **told)
+    for unreadable in UNREADABLE.values():
+        publish_properties(rabbit, "images", unreadable, b"{}")
+    many = len(HOSTILE) + len(UNREADABLE)
     job = queued()
     send()
     until_state(job, State.READY, running)
     until(
-        lambda: broker.ready_messages(rabbit, broker.DEAD_QUEUE) == len(HOSTILE),
-        say=lambda: f"{broker.ready_messages(rabbit, broker.DEAD_QUEUE)} of {len(HOSTILE)}\n{running.logs()}",
+        lambda: count(rabbit, broker.DEAD_QUEUE) == many,
+        say=lambda: f"{count(rabbit, broker.DEAD_QUEUE)} of {many}\n{running.logs()}",
     )
     until_count(rabbit, "images", 0)
     assert worker.is_running
@@ -193,13 +220,14 @@ def test_a_message_for_an_unknown_job_is_acknowledged(
     send()
     until_state(job, State.READY, running)
     until_count(rabbit, "images", 0)
-    assert broker.ready_messages(rabbit, broker.DEAD_QUEUE) == 0
+    assert count(rabbit, broker.DEAD_QUEUE) == 0
 
 
 def test_a_worker_declares_no_queues_but_ours(worker: Process, rabbit: kombu.Connection) -> None:
     """Stock Celery adds 28 delayed-delivery queues and exchanges."""
     for level in (0, 27):
-        assert broker.ready_messages(rabbit, f"celery_delayed_{level}") is None
+        with pytest.raises(NotFound), rabbit.channel() as channel:
+            channel.queue_declare(f"celery_delayed_{level}", passive=True)
 
 
 def test_a_workers_metrics_add_up_its_children(
