@@ -15,7 +15,7 @@ from django.db import transaction
 from django.db.models import Q, Value
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import outbox
+from pipeline import outbox, registry
 from pipeline.lifecycle.rows import begin, log, put_back
 from pipeline.models import Job
 from pipeline.registry import Pipeline
@@ -47,7 +47,7 @@ class Reopened:
     after: dict[str, str | int]
 
 
-def replay(job_id: uuid.UUID, *, attempt: int, actor: str, reason: str) -> Reopened:
+def replay(job_id: uuid.UUID, *, attempt: int, actor: str, reason: str, pause: timedelta = timedelta(0)) -> Reopened:
     """Failed to queued, for the same job: a new attempt with all its chances ([attachments]: failed → queued).
 
     `attempt` is the one whose failure the operator saw, so that asking twice does nothing twice. Runs in the caller's
@@ -57,23 +57,23 @@ def replay(job_id: uuid.UUID, *, attempt: int, actor: str, reason: str) -> Reope
         job = _lock(job_id, need=State.FAILED, otherwise=NotFailed)
         if job.attempt != attempt:
             raise NotFailed(f"attempt {attempt} is not the newest")
-        return _reopen(job, State.FAILED, actor=actor, reason="replay", detail=reason)
+        return _reopen(job, State.FAILED, actor=actor, reason="replay", detail=reason, pause=pause)
 
 
 def repair(job_id: uuid.UUID, *, variants: Collection[str], actor: str, detail: str) -> Reopened:
-    """Ready to queued, for a job whose `variants` have no intact object any more; the other ones stay as they are.
+    """Ready to queued, for a job whose `variants` have no intact object, or no row, any more; the other ones stay.
 
     `served_version` stays. The damaged variants are not shown until the attempt has made them again. Raises NotReady,
     or Gone when the original is gone too and nothing can be made again.
     """
     with transaction.atomic():
         job = _lock(job_id, need=State.READY, otherwise=NotReady)
+        if not registry.get(job.pipeline, job.pipeline_version).promised.intersection(variants):
+            raise NotReady("none of these variants was promised")
         damaged = Variant.objects.filter(
             attachment=job.attachment_id, pipeline_version=job.pipeline_version, variant__in=variants
         )
         objects = list(damaged.values_list("stored_object", flat=True))
-        if not objects:
-            raise NotReady("none of these variants is recorded")
         damaged.delete()
         StoredObject.objects.filter(id__in=objects).update(bucket_role=BucketRole.TRASH)
         return _reopen(job, State.READY, actor=actor, reason="repair", detail=detail)
@@ -117,7 +117,7 @@ def _lock_objects(attachment_id: uuid.UUID) -> None:
         raise Gone("the original is no longer kept")
 
 
-def _reopen(job: Job, was: State, *, actor: str, reason: str, detail: str) -> Reopened:
+def _reopen(job: Job, was: State, *, actor: str, reason: str, detail: str, pause: timedelta = timedelta(0)) -> Reopened:
     before: dict[str, str | int] = {
         "state": was,
         "attempt": job.attempt,
@@ -126,10 +126,11 @@ def _reopen(job: Job, was: State, *, actor: str, reason: str, detail: str) -> Re
         "error_step": job.error_step,
     }
     guarded = Job.objects.filter(job_id=job.job_id, state=was, attempt=job.attempt)
-    put_back(guarded, pause=timedelta(0), failures=Value(0), outage=None)
+    # Whoever begins it anew withdraws the wish to stop it, which would end the attempt at its claim.
+    put_back(guarded, pause=pause, failures=Value(0), outage=None, cancel_requested_at=None)
     job.attempt += 1
     log(job.job_id, was, State.QUEUED, attempt=job.attempt, reason=reason, actor=actor, detail=detail)
-    outbox.enqueue(job)
+    outbox.enqueue(job, pause=pause)
     return Reopened(
         job_id=job.job_id, before=before, after={"state": State.QUEUED, "attempt": job.attempt, "failures": 0}
     )

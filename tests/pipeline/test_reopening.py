@@ -103,6 +103,16 @@ def test_a_click_on_an_old_page_replays_nothing(leased: Callable[..., Lease]) ->
     assert Job.objects.get().state == State.FAILED
 
 
+def test_a_replay_withdraws_the_wish_to_cancel(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    lifecycle.request_cancel(Attachment.objects.get(id=lease.attachment_id))
+    job = failed(lease)
+    lifecycle.replay(job.job_id, attempt=1, actor="operator:ann", reason="cancelled by mistake")
+    job.refresh_from_db()
+    finish(claimed(job))
+    assert shown(lease)[0] == State.READY
+
+
 def test_only_a_failed_job_can_be_replayed(leased: Callable[..., Lease], queued: Callable[..., Job]) -> None:
     waiting, held, done = queued(), leased(), leased()
     finish(done)

@@ -1,0 +1,66 @@
+"""Work done in this process: by the real executor, with real decoding or with a step that is quick."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline import executor, registry
+from pipeline.envelopes import Envelope
+from pipeline.models import Job
+from pipeline.registry import Pipeline
+from pipeline.states import State
+from pipeline.steps import Produced, StepResult
+
+
+def work(job: Job, *, worker: str = "worker-a") -> str:
+    """What a worker does with the message of the job's current attempt."""
+    job.refresh_from_db()
+    envelope = Envelope(job_id=job.job_id, attempt=job.attempt, carrier=job.carrier)
+    return executor.execute(envelope, worker=worker)
+
+
+def work_off() -> None:
+    """Work on all that is queued."""
+    for job in Job.objects.filter(state=State.QUEUED):
+        assert work(job) == "ready"
+
+
+@dataclasses.dataclass(frozen=True)
+class QuickStep:
+    """Makes variants of a few bytes: the work around the step is what is tested."""
+
+    name: str = "quick"
+    makes: tuple[str, ...] = ("crop", "optimized", "thumbnail")
+
+    def run(
+        self,
+        original: Path,
+        *,
+        content_type: str,  # noqa: ARG002
+        wanted: frozenset[str],
+        scratch: Path,
+        stop: Callable[[], bool] | None = None,  # noqa: ARG002
+    ) -> StepResult:
+        return StepResult(
+            produced=tuple(self._make(variant, original, scratch) for variant in sorted(wanted)),
+            original_facts={"width": original.stat().st_size},
+        )
+
+    def self_test(self, scratch: Path) -> None: ...
+
+    def _make(self, variant: str, original: Path, scratch: Path) -> Produced:
+        path = scratch / variant
+        path.write_bytes(f"{variant} of {original.stat().st_size} bytes".encode())
+        return Produced(variant=variant, path=path, content_type="image/webp", facts={"width": 1})
+
+
+def make_quick(monkeypatch: pytest.MonkeyPatch) -> Pipeline:
+    """Let the image pipeline decode nothing."""
+    quick = dataclasses.replace(registry.newest("image"), steps=(QuickStep(),))
+    monkeypatch.setattr(registry, "PIPELINES", (quick,))
+    monkeypatch.setitem(registry._BY_VERSION, ("image", quick.version), quick)
+    return quick
