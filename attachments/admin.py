@@ -69,7 +69,7 @@ class ReadOnlyAdmin(_ReadOnly, ModelAdmin):
     show_full_result_count = False
     show_facets = admin.ShowFacets.NEVER
     list_per_page = 50
-    actions = None
+    actions: tuple[str, ...] | None = None
     search_fields = ("pk",)
 
     def get_search_results(

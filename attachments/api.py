@@ -9,9 +9,11 @@ from typing import Any
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import HttpRequest, HttpResponseBase
+from django.http.request import UnreadablePostError
 from django.urls import reverse
 from drf_spectacular.types import OpenApiTypes
 from drf_spectacular.utils import OpenApiParameter, OpenApiResponse, extend_schema
+from rest_framework.exceptions import ParseError
 from rest_framework.negotiation import BaseContentNegotiation
 from rest_framework.parsers import MultiPartParser
 from rest_framework.renderers import BaseRenderer
@@ -21,13 +23,14 @@ from rest_framework.views import APIView
 
 from attachments import listing, names, serving
 from attachments.listing import InvalidCursor, Status
-from attachments.models import StoredObject
+from attachments.models import Attachment, StoredObject
 from attachments.problems import Problem, as_problem, invalid
 from attachments.serializers import (
     AcceptedSerializer,
     ListParameters,
     PageSerializer,
     ProblemSerializer,
+    ReplayBody,
     StatusSerializer,
     UploadFields,
     UploadForm,
@@ -35,7 +38,7 @@ from attachments.serializers import (
 )
 from attachments.upload import Body, received_form
 from attachments.waiting import TooManyWaiters, watcher
-from pipeline import intake, metrics, removal
+from pipeline import intake, lifecycle, metrics, removal, replays
 from pipeline.states import TERMINAL, Source
 
 KEY_LIMIT = 255
@@ -67,9 +70,9 @@ class OwnersView(APIView):
         assert isinstance(self.request.user, User)
         return self.request.user
 
-    def get_status(self, attachment_id: uuid.UUID) -> Status:
+    def get_status(self, attachment_id: uuid.UUID, *, owner: User | None = None) -> Status:
         """The owner's attachment; another's, a deleted one and none at all look the same."""
-        status = listing.find_status(self.owner, attachment_id)
+        status = listing.find_status(owner or self.owner, attachment_id)
         if status is None:
             raise Problem(404, "not_found", "You have no such attachment.")
         return status
@@ -191,6 +194,46 @@ class OneAttachment(OwnersView):
             return
 
 
+class Replay(OwnersView):
+    @extend_schema(
+        operation_id="attachments_replay",
+        summary="Have a failed attachment tried again, as an operator",
+        description="Whoever has the permission `pipeline.replay_job` may do so with everybody's. The newest job gets a"
+        " new attempt with all its chances. Asking again does nothing twice.",
+        request=ReplayBody,
+        responses={202: StatusSerializer, **problems(400, 403, 404, 409, 413, 415, 422)},
+    )
+    def post(self, request: Request, attachment_id: uuid.UUID) -> Response:
+        owner = self._get_owner(attachment_id)
+        reason = _checked(ReplayBody(data=_json(request)))["reason"]
+        self._replay(attachment_id, reason)
+        status = self.get_status(attachment_id, owner=owner)
+        return Response(StatusSerializer(status, context={"request": request}).data, status=202)
+
+    def _get_owner(self, attachment_id: uuid.UUID) -> User:
+        """Whose it is, for operators; others are only told whether it is theirs."""
+        attachments = Attachment.objects.filter(id=attachment_id, deleted_at__isnull=True)
+        if self.owner.has_perm("pipeline.replay_job"):
+            found = attachments.select_related("owner").first()
+        elif found := attachments.filter(owner=self.owner).first():
+            raise Problem(403, "permission_denied", "Only operators may do this. Ask one of them.")
+        if found is None:
+            raise Problem(404, "not_found", "There is no such attachment.")
+        return found.owner
+
+    def _replay(self, attachment_id: uuid.UUID, reason: str) -> None:
+        chosen_by = {"attachment": str(attachment_id)}
+        actor = replays.operator(self.owner)
+        act = replays.Act(actor=actor, via="api", reason=reason, chosen_by=chosen_by, matching=1)
+        try:
+            act.replay(replays.get_newest_failure(attachment_id))
+        except lifecycle.NotFailed as error:
+            detail = "Its newest job has not failed, or was replayed already. Look at its state."
+            raise Problem(409, "nothing_failed", detail) from error
+        except lifecycle.Gone as error:
+            raise Problem(409, "original_gone", "The original is no longer kept. Have the file sent again.") from error
+
+
 class AnyType(BaseContentNegotiation):
     """Bytes are what they are, whatever type the client would like; problems are JSON."""
 
@@ -240,6 +283,15 @@ class OneVariant(Bytes):
 def _checked(serializer: Any) -> dict[str, Any]:
     serializer.is_valid(raise_exception=True)
     return dict(serializer.validated_data)
+
+
+def _json(request: Request) -> Any:
+    try:
+        return request.data
+    except UnreadablePostError as error:
+        raise Problem(400, "body_incomplete", "The connection broke before the whole body had arrived.") from error
+    except (ParseError, RecursionError) as error:
+        raise Problem(400, "malformed_json", "Send one JSON document in UTF-8.") from error
 
 
 def _idempotency_key(request: Request) -> str | None:

@@ -12,8 +12,9 @@ from rest_framework.request import Request
 
 from attachments.listing import Status
 from attachments.models import StoredObject
-from pipeline import registry
+from pipeline import registry, replays
 from pipeline.intake import Accepted
+from pipeline.replays import UnusableReason
 from pipeline.states import State
 
 WAIT_LIMIT_SECONDS = 30
@@ -85,6 +86,23 @@ class WaitParameters(serializers.Serializer[Any]):
         help_text="Hold the answer until the state changes, for at most so many seconds.",
         error_messages={"invalid": f"Give a whole number of seconds from 0 to {WAIT_LIMIT_SECONDS}."},
     )
+
+
+class ReplayBody(serializers.Serializer[Any]):
+    reason = serializers.CharField(
+        max_length=replays.REASON_LIMIT, help_text="Why, for those who read the history later."
+    )
+
+    def to_internal_value(self, data: Any) -> Any:
+        if isinstance(data, dict) and (strange := data.keys() - self.fields):
+            raise serializers.ValidationError({name[:64]: ["There is no such field."] for name in strange})
+        return super().to_internal_value(data)
+
+    def validate_reason(self, reason: str) -> str:
+        try:
+            return replays.checked_reason(reason)
+        except UnusableReason as error:
+            raise serializers.ValidationError(str(error)) from error
 
 
 class AcceptedSerializer(serializers.Serializer[Accepted]):

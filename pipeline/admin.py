@@ -26,6 +26,7 @@ from attachments.admin import (
     link_to,
 )
 from attachments.models import Attachment
+from pipeline.admin_replay import NO_STEP, ReplayingAdmin, ReplayInline
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.registry import PIPELINES
 from pipeline.states import State
@@ -90,15 +91,45 @@ class ErrorFilter(admin.SimpleListFilter):
     parameter_name = "error_code"
 
     def lookups(self, _request: HttpRequest, _model_admin: Any) -> list[tuple[str, str]]:
-        newest = Job.objects.filter(state=State.FAILED).order_by("-created_at")
-        return [(code, code) for code in sorted(set(newest.values_list("error_code", flat=True)[:RECENT_FAILURES]))]
+        return [(code, code) for code in _of_newest_failures("error_code")]
 
     def queryset(self, _request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
         return queryset.filter(state=State.FAILED, error_code=self.value()) if self.value() else queryset
 
 
+class StepFilter(admin.SimpleListFilter):
+    """The stages that the newest failures came from."""
+
+    title = "failed step"
+    parameter_name = "error_step"
+
+    def lookups(self, _request: HttpRequest, _model_admin: Any) -> list[tuple[str, str]]:
+        return [(step or NO_STEP, step or "none") for step in _of_newest_failures("error_step")]
+
+    def queryset(self, _request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        if not self.value():
+            return queryset
+        step = "" if self.value() == NO_STEP else self.value()
+        return queryset.filter(state=State.FAILED, error_step=step)
+
+
+class FailedFilter(admin.SimpleListFilter):
+    """How long ago a job failed."""
+
+    title = "failed within"
+    parameter_name = "failed_within"
+    SPANS = {"hour": timedelta(hours=1), "day": timedelta(days=1), "week": timedelta(weeks=1)}
+
+    def lookups(self, _request: HttpRequest, _model_admin: Any) -> list[tuple[str, str]]:
+        return [(name, f"the last {name}") for name in self.SPANS]
+
+    def queryset(self, _request: HttpRequest, queryset: QuerySet[Job]) -> QuerySet[Job]:
+        span = self.SPANS.get(self.value() or "")
+        return queryset.filter(state=State.FAILED, finished_at__gte=Now() - span) if span else queryset
+
+
 @admin.register(Job)
-class JobAdmin(ReadOnlyAdmin):
+class JobAdmin(ReplayingAdmin):
     list_display = (
         "job_id",
         "state_label",
@@ -106,11 +137,12 @@ class JobAdmin(ReadOnlyAdmin):
         "attempt",
         "failures",
         "error_code",
+        "error_step",
         "leased_by",
         "created_at",
         "attachment_link",
     )
-    list_filter = ("state", PipelineFilter, ErrorFilter)
+    list_filter = ("state", PipelineFilter, ErrorFilter, StepFilter, FailedFilter)
     ordering = ("-created_at",)
     search_help_text = "A job id, an attachment id, or the SHA-256 of an original."
     fieldsets = (
@@ -120,10 +152,10 @@ class JobAdmin(ReadOnlyAdmin):
             {"fields": ("coloured_state", "attempt", "failures", "due_at", "outage_since", "cancel_requested_at")},
         ),
         ("Lease", {"fields": ("leased_by", "lease_until")}),
-        ("Outcome", {"fields": ("error_code", "error", "finished_at", "created_at", "trace")}),
+        ("Outcome", {"fields": ("error_code", "error_step", "error", "finished_at", "created_at", "trace")}),
     )
     readonly_fields = ("coloured_state", "trace")
-    inlines = (EventInline, MessageInline)
+    inlines = (EventInline, ReplayInline, MessageInline)
 
     def find(self, term: str) -> Q | None:
         if (identity := as_uuid(term)) is not None:
@@ -255,3 +287,8 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 def to_the_millisecond(at: datetime) -> str:
     """A time as the logs write it: the admin's usual format shows minutes."""
     return at.isoformat(sep=" ", timespec="milliseconds").removesuffix("+00:00")
+
+
+def _of_newest_failures(column: str) -> list[str]:
+    newest = Job.objects.filter(state=State.FAILED).order_by("-created_at")
+    return sorted(set(newest.values_list(column, flat=True)[:RECENT_FAILURES]))

@@ -16,10 +16,10 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from attachments.models import Attachment, StoredObject, Variant
-from pipeline import lifecycle
+from pipeline import lifecycle, replays
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
-from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.models import Job, JobEvent, OutboxMessage, Replay
 from tests.leases import finish
 
 pytestmark = [
@@ -28,21 +28,28 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 
-MODELS: tuple[type[Model], ...] = (Attachment, Variant, StoredObject, Job, JobEvent, OutboxMessage)
+MODELS: tuple[type[Model], ...] = (Attachment, Variant, StoredObject, Job, JobEvent, OutboxMessage, Replay)
 
 
 @pytest.fixture
 def ready(leased: Callable[..., Lease]) -> Job:
-    """A job that went all the way, so that every table has a row."""
+    """A job that went all the way, if only after a replay, so that every table has a row."""
     lease = leased()
-    finish(lease)
+    lifecycle.fail(lease, Failure(code="bad_file", sentence="Send an intact copy."))
+    act = replays.Act(actor="operator:7:ann", via="test", reason="again", chosen_by={}, matching=1)
+    act.replay(replays.Seen(lease.job_id, 1))
+    again = lifecycle.claim(lease.job_id, attempt=2, worker="worker-b")
+    assert again is not None
+    finish(again)
     return Job.objects.get(job_id=lease.job_id)
 
 
 @pytest.fixture
 def failed(leased: Callable[..., Lease]) -> Job:
     lease = leased()
-    lifecycle.fail(lease, Failure(code="bad_file", sentence="Send an intact copy.", cause="Traceback <b>"))
+    lifecycle.fail(
+        lease, Failure(code="bad_file", sentence="Send an intact copy.", cause="Traceback <b>", step="image")
+    )
     return Job.objects.get(job_id=lease.job_id)
 
 
@@ -151,9 +158,12 @@ def test_what_belongs_to_an_attachment_or_a_job_is_found_by_its_id(
     attachment, job = str(ready.attachment_id), str(ready.job_id)
     assert len(found(admin_client, StoredObject, attachment)) == 4
     assert len(found(admin_client, Variant, attachment)) == 3
-    assert len(found(admin_client, JobEvent, job)) == 3
-    (message,) = found(admin_client, OutboxMessage, job)
-    assert found(admin_client, OutboxMessage, f"{job}:1") == {message}
+    assert len(found(admin_client, JobEvent, job)) == 6
+    messages = found(admin_client, OutboxMessage, job)
+    (first,), (second,) = (found(admin_client, OutboxMessage, f"{job}:{attempt}") for attempt in (1, 2))
+    assert messages == {first, second}
+    assert found(admin_client, Replay, job) == {Replay.objects.get().pk}
+    assert found(admin_client, Replay, str(failed.job_id)) == set()
 
 
 def filtered(client: Client, model: type[Model], **filters: str) -> set[object]:
@@ -166,6 +176,19 @@ def test_jobs_are_filtered_by_state_pipeline_and_error_code(admin_client: Client
     assert filtered(admin_client, Job, pipeline="store") == set()
     assert filtered(admin_client, Job, error_code="bad_file") == {failed.pk}
     assert filtered(admin_client, Job, error_code="internal_error") == set()
+
+
+def test_failures_are_filtered_by_step_and_by_how_long_ago_they_were(
+    admin_client: Client, ready: Job, failed: Job
+) -> None:
+    assert filtered(admin_client, Job, error_step="image") == {failed.pk}
+    assert filtered(admin_client, Job, error_step="-") == set()
+    assert filtered(admin_client, Job, failed_within="hour") == {failed.pk}
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_job SET error_step = '', finished_at = finished_at - interval '2 hours'")
+    assert filtered(admin_client, Job, error_step="-") == {failed.pk}
+    assert filtered(admin_client, Job, failed_within="hour") == set()
+    assert filtered(admin_client, Job, failed_within="day") == {failed.pk}
 
 
 def test_attachments_are_filtered_by_what_is_served(admin_client: Client, ready: Job, failed: Job) -> None:
