@@ -64,7 +64,14 @@ def begin(job: Job, pipeline: Pipeline, *, reason: str, actor: str) -> Job:
     return job
 
 
-def put_back(guarded: QuerySet[Job], *, pause: timedelta, failures: Expression | F, outage: Expression | None) -> None:
+def put_back(
+    guarded: QuerySet[Job],
+    *,
+    pause: timedelta,
+    failures: Expression | F,
+    outage: Expression | None,
+    **columns: Any,
+) -> None:
     change(
         guarded,
         state=State.QUEUED,
@@ -76,6 +83,7 @@ def put_back(guarded: QuerySet[Job], *, pause: timedelta, failures: Expression |
         error_step="",
         error="",
         finished_at=None,
+        **columns,
     )
 
 
