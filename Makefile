@@ -6,6 +6,8 @@
 #   make test [ARGS='-k name -x']     runs the tests with a PostgreSQL and a RabbitMQ of their own
 #   make lint                         format, lint, types, layers, migrations, deployment
 #   make bench [ONLY=row]             measures this machine
+#   make chaos [SECONDS_TO_RUN=300]   kills, stops and cuts the stack while files are sent, and looks that none is lost;
+#                                     SEED=n repeats a run, REPORT=out.json as above (docs/chaos.md has more)
 #
 # CELERY_BROKER_URL, where set, names the RabbitMQ to use instead of a private one.
 
@@ -19,7 +21,7 @@ PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfas
 	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1// \
 	STORAGE_ROOT=/var/lib/holdfast
 
-.PHONY: demo up test lint bench
+.PHONY: demo up test lint bench chaos
 
 demo:
 	@$(BOOTSTRAP) local
@@ -36,6 +38,11 @@ test:
 bench:
 	@$(BOOTSTRAP) dev
 	@$(LOCAL) exec --durable -- python -m bench $(ONLY)
+
+chaos:
+	@$(BOOTSTRAP) dev
+	@exec $(PYTHON) -m bench.chaos $(if $(SECONDS_TO_RUN),--seconds '$(SECONDS_TO_RUN)') \
+		$(if $(SEED),--seed '$(SEED)') $(if $(ONLY),--only '$(ONLY)') $(if $(TARGET),--target '$(TARGET)') $(if $(REPORT),--report '$(REPORT)')
 
 lint:
 	@$(BOOTSTRAP) dev

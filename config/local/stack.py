@@ -9,8 +9,8 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -38,7 +38,10 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Stack:
-    """A running stack. `is_broken` is set when its supervisor is gone."""
+    """A running stack; `environment` holds its settings. `is_broken` is set when its supervisor is gone.
+
+    Data that would be removed at the end is kept where `is_evidence` is set.
+    """
 
     web_url: str
     flower_url: str
@@ -46,7 +49,10 @@ class Stack:
     username: str
     password: str
     token: str
-    is_broken: threading.Event
+    environment: Mapping[str, str]
+    supervisor: Supervisor
+    is_broken: threading.Event = field(default_factory=threading.Event)
+    is_evidence: threading.Event = field(default_factory=threading.Event)
 
 
 def run_in_foreground(say: Say) -> int:
@@ -62,10 +68,10 @@ def run_in_foreground(say: Say) -> int:
 def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
     """The whole stack with its data in `.local/<name>`, described in `.local/stack.json` as long as it runs."""
     with claimed(LOCAL / "stack") as run, contextlib.ExitStack() as on_exit:
-        folder = LOCAL / name
+        folder, is_evidence = LOCAL / name, threading.Event()
         if not keep_data:
             _remove_data(folder)
-            on_exit.callback(_remove_data, folder)
+            on_exit.callback(_remove_data, folder, unless=is_evidence)
         for old in (LOGS, folder / "tmp"):
             shutil.rmtree(old, ignore_errors=True)
         DESCRIPTION.unlink(missing_ok=True)
@@ -86,12 +92,22 @@ def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
             supervisor.start(program.name)
         _wait_until_ready(supervisor, addresses, backends.broker_url)
         urls = (addresses.web_url, addresses.flower_url, backends.management_url)
-        stack = Stack(*urls, **login, is_broken=threading.Event())
-        on_exit.enter_context(_described(stack, supervisor, environment))
+        stack = Stack(
+            *urls,
+            login["username"],
+            login["password"],
+            login["token"],
+            environment=environment,
+            supervisor=supervisor,
+            is_evidence=is_evidence,
+        )
+        on_exit.enter_context(_described(stack))
         yield stack
 
 
-def _remove_data(folder: Path) -> None:
+def _remove_data(folder: Path, *, unless: threading.Event | None = None) -> None:
+    if unless is not None and unless.is_set():
+        return
     remove_outside_folder(folder / "outside")
     shutil.rmtree(folder, ignore_errors=True)
 
@@ -137,8 +153,9 @@ def _has_consumer(broker_url: str, queue: str) -> bool:
 
 
 @contextlib.contextmanager
-def _described(stack: Stack, supervisor: Supervisor, environment: dict[str, str]) -> Iterator[None]:
+def _described(stack: Stack) -> Iterator[None]:
     """Keeps `.local/stack.json` true while the stack runs, and starts again what the supervisor has given up."""
+    environment, supervisor = stack.environment, stack.supervisor
     facts: dict[str, Any] = {
         "web_url": stack.web_url,
         "flower_url": stack.flower_url,
@@ -155,7 +172,7 @@ def _described(stack: Stack, supervisor: Supervisor, environment: dict[str, str]
     }
     write_whole(DESCRIPTION, json.dumps({**facts, "processes": supervisor.processes()}, indent=2))
     is_over = threading.Event()
-    watch = threading.Thread(target=_watch, args=(stack, supervisor, facts, is_over), daemon=True)
+    watch = threading.Thread(target=_watch, args=(stack, facts, is_over), daemon=True)
     watch.start()
     try:
         yield
@@ -165,12 +182,12 @@ def _described(stack: Stack, supervisor: Supervisor, environment: dict[str, str]
         DESCRIPTION.unlink(missing_ok=True)
 
 
-def _watch(stack: Stack, supervisor: Supervisor, facts: dict[str, Any], is_over: threading.Event) -> None:
+def _watch(stack: Stack, facts: dict[str, Any], is_over: threading.Event) -> None:
     described: dict[str, int] = {}
     try:
         while not is_over.wait(WATCH_SECONDS):
-            supervisor.revive()
-            processes = supervisor.processes()
+            stack.supervisor.revive()
+            processes = stack.supervisor.processes()
             if processes != described:
                 write_whole(DESCRIPTION, json.dumps({**facts, "processes": processes}, indent=2))
                 described = processes
