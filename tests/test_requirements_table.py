@@ -38,6 +38,18 @@ def test_every_source_has_its_rows_and_none_is_there_twice() -> None:
     assert len(set(listed)) == len(listed)
 
 
+def test_every_test_that_the_documentation_names_exists() -> None:
+    named = {
+        found
+        for page in (BASE_DIR / "docs").rglob("*.md")
+        for found in re.findall(r"`(tests/[\w/]+\.py)(?:::(test_\w+))?`", page.read_text())
+    }
+    assert len(named) > 50
+    for path, test in named:
+        assert (BASE_DIR / path).exists(), path
+        assert not test or test in functions_of(path), f"{path}::{test} does not exist"
+
+
 def functions_of(path: str) -> set[str]:
     tree = ast.parse((BASE_DIR / path).read_text())
     return {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}

@@ -1,0 +1,109 @@
+"""Every command of the runbook is run as it is written there, against the real stack."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import kombu
+import pytest
+import requests
+from amqp.exceptions import NotFound
+
+from config.env import BASE_DIR
+from config.local.places import free_port
+from pipeline import lifecycle
+from pipeline.failures import Failure
+from pipeline.lifecycle import Lease
+from pipeline.models import Job
+from pipeline.states import State
+from tests.processes import Stack, environment
+from tests.waiting import until
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+RUNBOOK = (BASE_DIR / "docs" / "operations.md").read_text()
+SYMPTOMS = RUNBOOK.split("## Symptoms")[1]
+COMMANDS = [
+    line.strip()
+    for block in re.findall(r"```sh\n(.*?)```", SYMPTOMS, re.DOTALL)
+    for line in block.splitlines()
+    if line.strip()
+]
+#: A newer version than the registered one is needed for it to begin anything.
+NOTHING_TO_DO = "reprocess"
+
+
+def run(command: str, **words: str) -> subprocess.CompletedProcess[str]:
+    for word, value in words.items():
+        command = re.sub(rf"\b{word}\b", value, command)
+    program, *arguments = shlex.split(command)
+    argv = [sys.executable, *arguments] if program == "python" else [sys.executable, "-m", program, *arguments]
+    return subprocess.run(
+        argv, cwd=BASE_DIR, env=environment(), capture_output=True, text=True, timeout=90, check=False
+    )
+
+
+def test_the_runbook_has_commands_and_each_is_of_a_kind_that_is_tested() -> None:
+    assert len(COMMANDS) > 12
+    assert {shlex.split(command)[0] for command in COMMANDS} == {"python", "celery", "curl"}
+
+
+@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python manage.py")])
+def test_a_command_of_the_runbook_works(
+    command: str, leased: Callable[..., Lease], rabbit: kombu.Connection, tmp_path: Path
+) -> None:
+    lease = leased()
+    lifecycle.fail(lease, Failure(code="crashed", sentence="It died.", step="image"))
+    done = run(command, JOB_ID=str(lease.job_id), ATTACHMENT_ID=str(lease.attachment_id))
+    if NOTHING_TO_DO in command:
+        assert "newer" in done.stderr, done
+        return
+    assert done.returncode == 0, done.stdout + done.stderr
+    is_replay = " replay " in command and "--dry-run" not in command
+    assert Job.objects.get().state == (State.QUEUED if is_replay else State.FAILED)
+
+
+def test_the_commands_about_workers_show_the_workers(running: Stack) -> None:
+    running.worker("images").until_says("ready")
+    inspections = [command for command in COMMANDS if "inspect" in command]
+    assert inspections
+    for command in inspections:
+        # A worker that has just begun to consume may not hear the first question.
+        until(functools.partial(_names_the_worker, command), say=running.logs)
+
+
+def _names_the_worker(command: str) -> bool:
+    done = run(command)
+    return done.returncode == 0 and "a@test" in done.stdout
+
+
+def test_the_command_that_deletes_a_queue_deletes_it(rabbit: kombu.Connection) -> None:
+    (command,) = [command for command in COMMANDS if "queue.delete" in command]
+    with rabbit.channel() as channel:
+        channel.queue_declare("runbook", durable=True, auto_delete=False)
+    done = run(command, QUEUE="runbook")
+    assert done.returncode == 0, done.stdout + done.stderr
+    with rabbit.channel() as channel, pytest.raises(NotFound):
+        channel.queue_declare("runbook", passive=True)
+
+
+def test_the_probe_of_the_runbook_names_the_parts(running: Stack) -> None:
+    """Asked without curl, which is not on every machine."""
+    (command,) = [command for command in COMMANDS if command.startswith("curl")]
+    port = free_port()
+    web = running.web(port)
+    url = shlex.split(command)[-1].replace("HOST", f"http://127.0.0.1:{port}")
+
+    def answer() -> dict[str, object]:
+        with contextlib.suppress(requests.ConnectionError):
+            return dict(requests.get(url, timeout=10).json())
+        return {}
+
+    assert until(answer, say=web.tail).items() >= {"database": "ok", "storage": "ok"}.items()
