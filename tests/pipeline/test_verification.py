@@ -296,7 +296,8 @@ def test_beside_uploads_work_repairs_deletion_and_sweeps_nothing_is_found(
                 assert step.findings == ()
                 looked_at += step.objects
             for step in verification.unknown_objects():
-                assert (step.findings, step.young) == ((), 0)
+                # One that is swept between its listing and the look at the rows counts as young, and is no finding.
+                assert step.findings == ()
             walks_made += 1
         for one in [*working, sweeping]:
             one.result()
