@@ -23,12 +23,14 @@ class SupervisedContainer:
 
     def __init__(self, name: str) -> None:
         if "HOLDFAST_PRIVATE_SERVICES" not in os.environ:
+            # Somebody else's PostgreSQL or RabbitMQ is not to be killed; `make test` brings its own.
             pytest.skip("the services of this run are not its own")
         services = json.loads(os.environ["HOLDFAST_PRIVATE_SERVICES"])
         self.name = name
         self.log = Path(services["logs"], f"{name}.log")
         self._supervisor = Supervisor(Path(services["supervisor"]))
         if name not in self._supervisor.states():
+            # Given from outside, as CELERY_BROKER_URL does: the same reason.
             pytest.skip(f"this run has no {name} of its own")
 
     @property

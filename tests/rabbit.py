@@ -74,6 +74,7 @@ def rabbitmqctl(*command: str) -> None:
     """What an operator does to a node; skips the test where the node is somebody else's."""
     services = json.loads(os.environ.get("HOLDFAST_PRIVATE_SERVICES", "{}"))
     if "rabbitmq" not in services.get("processes", {}):
+        # An alarm would stop whoever else uses it; `make test` brings its own.
         pytest.skip("the broker of CELERY_BROKER_URL is not ours to harm")
     node = psutil.Process(Supervisor(Path(services["supervisor"])).processes()["rabbitmq"])
     tool = Path(node.environ()["ERL_LIBS"]).parent / "sbin" / "rabbitmqctl"

@@ -76,6 +76,7 @@ class Run:
                 door = Door(stack.web_url, stack.token)
                 holds = self._all_holds(LocalArena(stack), door, pace={}, rows={})
             except Exception:
+                # Whatever went wrong is raised again; the data must not be swept away with the stack first.
                 self._keep(stack)
                 raise
             if not holds:
