@@ -120,7 +120,7 @@ class Attachments(OwnersView):
             OpenApiParameter("Idempotency-Key", str, OpenApiParameter.HEADER, description="Yours, 1 to 255 characters.")
         ],
         request={"multipart/form-data": UploadForm},
-        responses={202: AcceptedSerializer, **problems(400, 403, 411, 413, 415, 422)},
+        responses={202: AcceptedSerializer, **problems(400, 403, 410, 411, 413, 415, 422)},
     )
     def post(self, request: Request) -> Response:
         try:

@@ -109,6 +109,14 @@ class KeyReused(AttachmentError):
     sentence = "This Idempotency-Key was used for another file or other parameters. Use a new key."
 
 
+class Deleted(AttachmentError):
+    """The idempotency key led to an attachment that its owner has deleted since."""
+
+    code = "deleted"
+    status = 410
+    sentence = "This file was accepted before and then deleted. Use a new Idempotency-Key to send it again."
+
+
 class KeyTaken(AttachmentError):
     """An object is already stored, or being written, under this key; it was left as it is."""
 

@@ -111,7 +111,7 @@ class Attachment(models.Model):
             models.CheckConstraint(name="stored_file_is_not_empty", condition=Q(size__gt=0)),
             models.CheckConstraint(
                 name="stored_file_deleted_is_cleared",
-                condition=Q(deleted_at__isnull=True) | Q(name="", claimed_type="", idempotency_key__isnull=True),
+                condition=Q(deleted_at__isnull=True) | Q(name="", claimed_type="", original__isnull=True),
             ),
             models.UniqueConstraint(
                 name="stored_file_idempotency_key_unique",

@@ -22,6 +22,7 @@ from django.db import Error, IntegrityError, transaction
 from attachments import inspection, objects, storage
 from attachments.errors import (
     AttachmentError,
+    Deleted,
     DigestMismatch,
     EmptyFile,
     FileTooLarge,
@@ -168,7 +169,7 @@ def receive(chunks: Iterable[bytes], *, created_by: str) -> Received:
 def accept(received: Received, request: Request) -> Accepted:
     """Commit attachment, job and outbox row in one transaction.
 
-    Raises Refused (the original is discarded), KeyReused, or OutcomeUnknown (nothing is deleted: it may be in). An
+    Raises Refused (the original is discarded), KeyReused, Deleted, or OutcomeUnknown (nothing is deleted: it may be in). An
     error of the database means that nothing was accepted; the original is left to the sweep.
     """
     try:
@@ -267,11 +268,16 @@ def _measure(received: Received) -> None:
 
 
 def _replay(received: Received, request: Request) -> Accepted:
-    """The key is taken: the same bytes and parameters get the same answer, others are refused."""
+    """The key is taken: the same bytes and parameters get the same answer, others are refused.
+
+    So is a repeated request that was held up on its way until after the deletion: it must not bring the file back.
+    """
     assert request.idempotency_key is not None
     earlier = find_accepted(request.owner, request.idempotency_key)
     if earlier is None:
         raise OutcomeUnknown("the row that stood in the way is gone")
+    if earlier.attachment.deleted_at is not None:
+        raise Deleted
     if not _is_same(earlier.attachment, received.written.sha256, request):
         raise KeyReused
     return earlier

@@ -1,6 +1,6 @@
 """Deleting an attachment: one transaction takes away its bytes, its names and the right to work on it.
 
-The row and its history stay. Objects become trash, which the sweep deletes; a running attempt finds its job
+The row, its idempotency key and its history stay. Objects become trash, which the sweep deletes; a running attempt finds its job
 cancelled at its next renewal or record, both of which come after this in the lock order, and publishes nothing.
 """
 
@@ -49,6 +49,5 @@ def _clear(attachment: Attachment) -> None:
         name="",
         claimed_type="",
         language="",
-        idempotency_key=None,
         media={},
     )

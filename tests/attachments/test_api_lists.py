@@ -111,7 +111,7 @@ def test_deleting_takes_away_bytes_and_names_and_keeps_the_history(
     attachment.refresh_from_db()
     assert attachment.deleted_at is not None
     assert (attachment.name, attachment.claimed_type, attachment.language, attachment.media) == ("", "", "", {})
-    assert (attachment.idempotency_key, attachment.original) == (None, None)
+    assert (attachment.idempotency_key, attachment.original) == ("one", None)
     assert not Variant.objects.exists()
     assert set(StoredObject.objects.values_list("bucket_role", flat=True)) == {BucketRole.TRASH}
     assert Job.objects.get(attachment=attachment).events.count() == 3
@@ -139,10 +139,14 @@ def test_running_work_cannot_publish_after_the_deletion(door: Door, leased: Call
     assert not Variant.objects.exists()
 
 
-def test_the_key_of_a_deleted_attachment_is_free_again(door: Door) -> None:
+def test_a_repeated_upload_that_arrives_after_the_deletion_does_not_bring_the_file_back(door: Door) -> None:
     first = door.send(key="one").json()["id"]
     door.delete(first)
-    assert door.send(key="one").json()["id"] != first
+    assert_problem(door.send(key="one"), 410, "deleted")
+    assert ids(door) == []
+    retention.sweep()
+    assert not StoredObject.objects.exists()
+    assert door.send(key="two").status_code == 202
 
 
 @pytest.mark.django_db(transaction=True)
