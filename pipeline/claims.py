@@ -13,7 +13,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TypeVar
 
 from django.conf import settings
@@ -22,7 +22,7 @@ from django.db import Error, connection
 from attachments.outages import is_conflict, is_database_away, sqlstate_of
 from pipeline import lifecycle, metrics, shutdown
 from pipeline.confined import Interrupted
-from pipeline.failures import CANCELLED, ORIGINAL_GONE
+from pipeline.failures import CANCELLED, ORIGINAL_GONE, Failure
 from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 from pipeline.models import Job
 from pipeline.registry import UnknownPipeline
@@ -192,9 +192,15 @@ def _again_seconds() -> float:
 def _usable(lease: Lease) -> Lease | Unclaimable:
     """End at once what should not be worked on: a cancelled job, or one whose original was swept away."""
     if lease.cancel_requested:
-        patiently(lambda: lifecycle.fail(lease, CANCELLED))
+        _end_at_once(lease, CANCELLED)
         return Unclaimable.CANCELLED
     if lease.original is None:
-        patiently(lambda: lifecycle.fail(lease, ORIGINAL_GONE))
+        _end_at_once(lease, ORIGINAL_GONE)
         return Unclaimable.ORIGINAL_GONE
     return lease
+
+
+def _end_at_once(lease: Lease, failure: Failure) -> None:
+    # Asked again after a COMMIT that got no answer, it finds that it has ended the job already.
+    with suppress(LeaseLost):
+        patiently(lambda: lifecycle.fail(lease, failure))

@@ -86,6 +86,10 @@ class Crashed(ConfinedError):
         self.exit_code = exit_code
 
 
+class NoProcess(ConfinedError):
+    """This machine has no room for another process now; the work was not begun."""
+
+
 class Interrupted(ConfinedError):
     """The caller's `stop` said so."""
 
@@ -111,8 +115,8 @@ def run(
     Request and result are JSON of at most 64 KiB. The child works in the folder `scratch`, the only place where it can
     write; besides it can read the files and folders in `readable`. `seconds` bounds the wall clock, `memory_bytes`
     the address space. `stop` is asked ten times a second. An AttachmentError raised in the child is raised here, of
-    the same class; StorageUnavailable means that `scratch` is full; anything else that goes wrong is a ConfinedError.
-    One call at a time; others wait.
+    the same class; StorageUnavailable means that `scratch` is full, NoProcess that no child could be started; anything
+    else that goes wrong is another ConfinedError. One call at a time; others wait.
     """
     work = {
         "target": target,
@@ -140,15 +144,7 @@ class _Server:
     def __init__(self) -> None:
         self.connection, far_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with far_end:
-            self.process = subprocess.Popen(  # noqa: S603
-                [sys.executable, "-I", confined_child.__file__, str(os.getpid())],
-                stdin=far_end.fileno(),
-                stdout=subprocess.DEVNULL,
-                cwd="/",
-                env=ENVIRONMENT,
-                # Out of reach of signals to the worker's group: a warm shutdown lets the work in hand end.
-                start_new_session=True,
-            )
+            self.process = _start(stdin=far_end.fileno())
         logger.info("confined_server_started", extra={"server_pid": self.process.pid})
 
     @property
@@ -196,6 +192,21 @@ class _Server:
         self.process.kill()
         self.process.wait()
         self.connection.close()
+
+
+def _start(*, stdin: int) -> subprocess.Popen[bytes]:
+    try:
+        return subprocess.Popen(  # noqa: S603
+            [sys.executable, "-I", confined_child.__file__, str(os.getpid())],
+            stdin=stdin,
+            stdout=subprocess.DEVNULL,
+            cwd="/",
+            env=ENVIRONMENT,
+            # Out of reach of signals to the worker's group: a warm shutdown lets the work in hand end.
+            start_new_session=True,
+        )
+    except OSError as error:
+        raise NoProcess(f"the server of the child did not start: {error.strerror}") from error
 
 
 #: By worker process: one that is forked from this one must not join the conversation, it starts its own.
@@ -253,6 +264,8 @@ def _report_confinement(holds: tuple[str, ...]) -> None:
 def _raise_if_killed(verdict: dict[str, Any]) -> None:
     exit_code = os.waitstatus_to_exitcode(verdict["status"])
     last_words = verdict["stderr"]
+    if verdict["ended"] == "not_begun":
+        raise NoProcess(last_words)
     if verdict["ended"] == "stopped":
         raise Interrupted
     if verdict["ended"] == "timeout" or exit_code == -signal.SIGXCPU:

@@ -75,7 +75,11 @@ def _perform(work: dict[str, Any], reply: int, stderr: int, connection: int, lif
         os.write(reply, _failed())
         return {"ended": "exited", "status": 0, "peak_bytes": 0}
     server = os.getpid()
-    child = os.fork()
+    try:
+        child = os.fork()
+    except OSError as error:
+        os.write(stderr, f"fork: {error.strerror}".encode())
+        return {"ended": "not_begun", "status": 0, "peak_bytes": 0}
     if child == 0:
         _be_the_child(server, function, work, reply, stderr)
     ended = _watch(child, connection, lifeline, seconds=work["seconds"])

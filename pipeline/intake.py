@@ -169,8 +169,8 @@ def receive(chunks: Iterable[bytes], *, created_by: str) -> Received:
 def accept(received: Received, request: Request) -> Accepted:
     """Commit attachment, job and outbox row in one transaction.
 
-    Raises Refused (the original is discarded), KeyReused, Deleted, or OutcomeUnknown (nothing is deleted: it may be in). An
-    error of the database means that nothing was accepted; the original is left to the sweep.
+    Raises Refused (the original is discarded), KeyReused, Deleted, or OutcomeUnknown (nothing is deleted: it may be
+    in). An error of the database means that nothing was accepted; the original is left to the sweep.
     """
     try:
         _check(received, request)

@@ -16,14 +16,14 @@ from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavail
 from attachments.outages import is_database_away
 from pipeline import claims, lifecycle, metrics
 from pipeline.claims import Heartbeat, StopReason
-from pipeline.confined import ConfinedError, Interrupted, MemoryLimit, TimeLimit
+from pipeline.confined import ConfinedError, Interrupted, MemoryLimit, NoProcess, TimeLimit
 from pipeline.failures import CANCELLED, GAVE_UP, Failure
 from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 
 #: Trying again cannot help.
 PERMANENT: tuple[type[Exception], ...] = (Refused, BadFile)
 #: Not the job's fault: it waits. So it does for a database that is away, where somebody asked it without patience.
-OUTAGE: tuple[type[Exception], ...] = (StorageUnavailable,)
+OUTAGE: tuple[type[Exception], ...] = (StorageUnavailable, NoProcess)
 OUTAGE_PAUSE = timedelta(seconds=10)
 JITTER = 0.2
 CAUSE_LIMIT = 4000
@@ -37,6 +37,8 @@ def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: st
 
     `step` names the stage that the error came from.
     """
+    if isinstance(error, Interrupted) and heartbeat.stop_reason is StopReason.DEADLINE:
+        error = TimeLimit(f"the attempt took longer than {lease.pipeline.attempt_limit}")
     try:
         outcome = claims.patiently(lambda: _decide(lease, error, heartbeat, step=step))
     except LeaseLost:
@@ -67,8 +69,6 @@ def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: s
     if isinstance(error, Interrupted) and reason is StopReason.SHUTDOWN:
         lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
         return "released"
-    if isinstance(error, Interrupted) and reason is StopReason.DEADLINE:
-        error = TimeLimit(f"the attempt took longer than {lease.pipeline.attempt_limit}")
     if isinstance(error, OUTAGE) or is_database_away(error):
         return _wait_out(lease)
     if isinstance(error, PERMANENT):

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 
 from django.conf import settings
 
 from attachments.errors import PipelineUnavailable, UnsupportedType
+from pipeline import scratch
 from pipeline.states import Runner
 from pipeline.steps import Step
 from pipeline.steps.image import ImageStep
@@ -82,5 +81,5 @@ def self_test(*, queues: set[str]) -> None:
     """Try every step of the pipelines on these queues; raises what the step raises when it cannot keep its promise."""
     steps = {step for pipeline in PIPELINES if pipeline.queue in queues for step in pipeline.steps}
     for step in steps:
-        with tempfile.TemporaryDirectory(prefix="holdfast-self-test-") as folder:
-            step.self_test(Path(folder))
+        with scratch.folder() as folder:
+            step.self_test(folder)

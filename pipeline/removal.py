@@ -1,7 +1,8 @@
 """Deleting an attachment: one transaction takes away its bytes, its names and the right to work on it.
 
-The row, its idempotency key and its history stay. Objects become trash, which the sweep deletes; a running attempt finds its job
-cancelled at its next renewal or record, both of which come after this in the lock order, and publishes nothing.
+The row, its idempotency key and its history stay. Objects become trash, which the sweep deletes; a running attempt
+finds its job cancelled at its next renewal or record, both of which come after this in the lock order, and publishes
+nothing.
 """
 
 from __future__ import annotations

@@ -30,6 +30,8 @@ SWEEP_LIMIT = 200
 SWEEP_SECONDS = 60.0
 VARIANTS_EVERY_SECONDS = 3600.0
 ATTACHMENTS_AT_ONCE = 2000
+#: One may be locked or not ours to delete; two mean that the storage is away, and a third would only wait for it too.
+REFUSED_IN_A_ROW = 2
 #: As many as S3 gives with one answer.
 KEYS_AT_ONCE = 1000
 
@@ -47,6 +49,7 @@ class Sweeper:
     def __init__(self) -> None:
         self._variants = Round()
         self._keys = Round()
+        self._refused: set[int] = set()
 
     def run(self) -> int:
         _trash_forgotten_staging()
@@ -54,12 +57,36 @@ class Sweeper:
         self._variants.go_on(_trash_outdated_variants, every_seconds=VARIANTS_EVERY_SECONDS)
         removed = _delete_sent_messages()
         try:
-            removed += _erase_trash()
+            removed += self._erase_trash()
             removed += self._keys.go_on(_remove_unknown_objects, every_seconds=settings.LISTING_EVERY_SECONDS)
         except StorageUnavailable as error:
             # Each further try would only wait for it again.
             logger.warning("sweep_stopped", extra={"cause": str(error)})
         return removed
+
+    def _erase_trash(self) -> int:
+        """Bytes, then rows. StorageUnavailable when two in a row are refused.
+
+        Those are asked again once everything else is gone: what cannot be deleted keeps nothing else waiting.
+        """
+        erased, in_a_row, until = 0, 0, time.monotonic() + SWEEP_SECONDS
+        while batch := _some_trash(without=self._refused):
+            for object_id in batch:
+                try:
+                    if objects.erase(object_id):
+                        metrics.SWEPT.labels(kind="object").inc()
+                        erased += 1
+                    in_a_row = 0
+                except StorageUnavailable as error:
+                    self._refused.add(object_id)
+                    in_a_row += 1
+                    if in_a_row == REFUSED_IN_A_ROW:
+                        raise
+                    logger.warning("object_not_deleted", extra={"object_id": object_id, "cause": str(error)})
+            if time.monotonic() > until:
+                return erased
+        self._refused.clear()
+        return erased
 
 
 class Round:
@@ -211,23 +238,9 @@ def _trash(object_ids: Collection[int]) -> None:
     StoredObject.objects.filter(id__in=object_ids).update(bucket_role=BucketRole.TRASH)
 
 
-def _erase_trash() -> int:
-    """Bytes, then rows. StorageUnavailable at the first sign that the storage is away."""
-    erased, until = 0, time.monotonic() + SWEEP_SECONDS
-    while (batch := _some_trash()) and time.monotonic() < until:
-        for object_id in batch:
-            if objects.erase(object_id):
-                metrics.SWEPT.labels(kind="object").inc()
-                erased += 1
-    return erased
-
-
-def _some_trash() -> list[int]:
-    return list(
-        StoredObject.objects.filter(bucket_role=BucketRole.TRASH, attachment__isnull=True, variant__isnull=True)
-        .order_by("created_at")
-        .values_list("id", flat=True)[:SWEEP_LIMIT]
-    )
+def _some_trash(*, without: Collection[int]) -> list[int]:
+    trash = StoredObject.objects.filter(bucket_role=BucketRole.TRASH, attachment__isnull=True, variant__isnull=True)
+    return list(trash.exclude(id__in=without).order_by("created_at").values_list("id", flat=True)[:SWEEP_LIMIT])
 
 
 def _remove_unknown_objects() -> Iterator[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import logging
 import uuid
 from collections.abc import Mapping
 from datetime import timedelta
@@ -13,6 +14,7 @@ from django.db import transaction
 from django.db.models import Expression, F
 from django.db.models.functions import Coalesce, Now
 
+from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
 from pipeline import outbox, registry
@@ -21,8 +23,11 @@ from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_hel
 from pipeline.models import Job, JobEvent
 from pipeline.registry import Pipeline
 from pipeline.states import Runner, Source, State
+from schemas import InvalidShape
 
 DISPATCHER = "dispatcher"
+
+logger = logging.getLogger(__name__)
 
 
 class Cancelled(Exception):
@@ -95,7 +100,8 @@ def record(
 ) -> None:
     """Publish one finished variant inside the job; it shows in the API once the job is ready.
 
-    Idempotent by (attachment, pipeline_version, variant): an earlier object under the key becomes trash.
+    Idempotent by (attachment, pipeline_version, variant): an earlier object under the key becomes trash. Raises
+    LeaseLost, Cancelled, or StorageUnavailable where the sweep took the object for forgotten.
     """
     version = lease.pipeline.version
     key: dict[str, Any] = {"attachment_id": lease.attachment_id, "pipeline_version": version, "variant": variant}
@@ -109,7 +115,7 @@ def record(
             id=object_id, bucket_role__in=[BucketRole.STAGING, BucketRole.VARIANTS]
         ).update(bucket_role=BucketRole.VARIANTS, size=written.size, sha256=written.sha256)
         if not published:
-            raise LeaseLost
+            raise StorageUnavailable("the object was swept away before it was recorded")
         Variant.objects.update_or_create(
             **key, defaults={"stored_object_id": object_id, "facts": dict(facts), "is_internal": is_internal}
         )
@@ -170,12 +176,7 @@ def recover(
             .filter(state=State.PROCESSING, runner=Runner.WORKER, lease_until__lt=looked_at or Now())
             .order_by("lease_until")[:limit]
         )
-        for job in expired:
-            if outage_ended and _was_lost_in_outage(job, ended=outage_ended):
-                _hand_back(job)
-            else:
-                _recover_one(job)
-    return len(expired)
+        return sum(_take_back(job, outage_ended) for job in expired)
 
 
 def request_cancel(attachment: Attachment) -> int:
@@ -243,6 +244,20 @@ def _requeue(
             detail=detail,
         )  # fmt: skip
         outbox.enqueue(job, pause=pause)
+
+
+def _take_back(job: Job, outage_ended: datetime.datetime | None) -> bool:
+    """False, and an ERROR in the log, for a job that something has made unfit for its message: others must not wait."""
+    try:
+        with transaction.atomic():
+            if outage_ended and _was_lost_in_outage(job, ended=outage_ended):
+                _hand_back(job)
+            else:
+                _recover_one(job)
+    except InvalidShape:
+        logger.exception("job_not_recovered", extra={"job_id": str(job.job_id)})
+        return False
+    return True
 
 
 def _was_lost_in_outage(job: Job, *, ended: datetime.datetime) -> bool:

@@ -89,7 +89,9 @@ def reprocess(attachment_id: uuid.UUID, *, pipeline: Pipeline, actor: str) -> Jo
         jobs = Job.objects.filter(attachment=attachment_id, pipeline=pipeline.name)
         if jobs.filter(pipeline_version=pipeline.version).exists():
             raise AlreadyThere(f"{pipeline.name} v{pipeline.version}")
-        earlier = jobs.latest("created_at")
+        earlier = jobs.order_by("-created_at").first()
+        if earlier is None:
+            raise Gone(f"nothing was ever made of it by {pipeline.name}")
         job = Job(attachment_id=attachment_id, source=earlier.source, carrier=earlier.carrier)
         return begin(job, pipeline, reason="reprocess", actor=actor)
 
@@ -108,7 +110,9 @@ def _lock(job_id: uuid.UUID, *, need: State, otherwise: type[Exception]) -> Job:
 
 def _lock_objects(attachment_id: uuid.UUID) -> None:
     """Under these locks the sweep can take neither the attachment's original nor a variant; Gone when there is none."""
-    attachment = Attachment.objects.select_for_update().get(id=attachment_id)
+    attachment = Attachment.objects.select_for_update().filter(id=attachment_id).first()
+    if attachment is None:
+        raise Gone("there is no such attachment")
     belongs = Q(attachment=attachment) | Q(variant__attachment=attachment)
     ids = list(StoredObject.objects.filter(belongs).values_list("id", flat=True))
     locked = StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id")

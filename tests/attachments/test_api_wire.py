@@ -10,7 +10,6 @@ import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import psutil
 import pytest
@@ -211,63 +210,6 @@ def test_without_the_database_the_process_lives_and_is_not_ready(web_without_dat
     assert metrics.status_code == 200
     assert b"holdfast_database_up 0.0" in metrics.content
     assert web_without_database.ask("GET", "/admin/login/", Cookie="sessionid=abcdefgh").status_code == 503
-
-
-class LossyProxy(threading.Thread):
-    """Stands before PostgreSQL; while armed, the answer to the COMMIT of an acceptance never arrives."""
-
-    def __init__(self, port: int) -> None:
-        super().__init__(daemon=True)
-        self._target = port
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port: int = self._listener.getsockname()[1]
-        self.is_armed = False
-
-    def run(self) -> None:
-        with contextlib.suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                server = socket.create_connection(("127.0.0.1", self._target))
-                cut = threading.Event()
-                threading.Thread(target=self._forward, args=(client, server, cut), daemon=True).start()
-                threading.Thread(target=self._answer, args=(server, client, cut), daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _forward(self, client: socket.socket, server: socket.socket, cut: threading.Event) -> None:
-        is_acceptance = False
-        with contextlib.suppress(OSError):
-            while data := client.recv(65536):
-                is_acceptance = is_acceptance or b'INSERT INTO "pipeline_outbox"' in data
-                if self.is_armed and is_acceptance and b"COMMIT" in data:
-                    cut.set()
-                server.sendall(data)
-        with contextlib.suppress(OSError):
-            server.shutdown(socket.SHUT_RDWR)
-
-    def _answer(self, server: socket.socket, client: socket.socket, cut: threading.Event) -> None:
-        with contextlib.suppress(OSError):
-            while (data := server.recv(65536)) and not cut.is_set():
-                client.sendall(data)
-        with contextlib.suppress(OSError):
-            client.shutdown(socket.SHUT_RDWR)
-
-
-def test_a_commit_whose_answer_is_lost_is_found_again_by_its_key(tmp_path: Path, token: str) -> None:
-    database = connection.settings_dict
-    proxy = LossyProxy(int(database["PORT"]))
-    proxy.start()
-    url = "postgres://{USER}:{PASSWORD}@{HOST}:{proxy}/{NAME}".format(**database, proxy=proxy.port)
-    with contextlib.closing(proxy), contextlib.contextmanager(serve)(tmp_path / "web", DATABASE_URL=url) as web:
-        proxy.is_armed = True
-        assert_problem(web.send(form(), token, Idempotency_Key="one"), 503, "outcome_unknown")
-        accepted = Attachment.objects.get()
-        proxy.is_armed = False
-        answer = web.send(form(), token, Idempotency_Key="one")
-    assert (answer.status_code, answer.headers["Idempotent-Replayed"]) == (202, "true")
-    assert answer.json()["id"] == str(accepted.id)
-    assert Attachment.objects.count() == StoredObject.objects.count() == 1
 
 
 @bounds(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))

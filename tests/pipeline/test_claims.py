@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from django.db import OperationalError, connection, transaction
 from django.db.models.functions import Now
+from psycopg.errors import DeadlockDetected
 
 from attachments.models import BucketRole, StoredObject
 from pipeline import claims, lifecycle, shutdown
@@ -72,6 +73,22 @@ def test_an_empty_run_logs_nothing_above_debug(queued: Callable[..., Job], caplo
     with caplog.at_level("INFO"):
         claims.take(job.job_id, attempt=7, worker="w")
     assert caplog.records == []
+
+
+def test_an_end_at_the_claim_whose_commit_got_no_answer_is_content(
+    queued: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, fail = queued(), lifecycle.fail
+    lifecycle.request_cancel(job.attachment)
+
+    def fail_and_hear_nothing(lease: Lease, failure: Failure) -> None:
+        fail(lease, failure)
+        monkeypatch.setattr(lifecycle, "fail", fail)
+        raise OperationalError from DeadlockDetected()
+
+    monkeypatch.setattr(lifecycle, "fail", fail_and_hear_nothing)
+    assert claims.take(job.job_id, attempt=1, worker="w") is Unclaimable.CANCELLED
+    assert Job.objects.get(job_id=job.job_id).state == State.FAILED
 
 
 def test_the_claim_of_a_cancelled_job_ends_it(queued: Callable[..., Job]) -> None:

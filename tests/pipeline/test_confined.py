@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -18,6 +19,7 @@ import pytest
 
 from attachments.errors import BadFile, StorageUnavailable, TooManyPixels
 from pipeline import confined
+from pipeline.confined import NoProcess
 from tests.waiting import until
 
 PROJECT = Path(__file__).resolve().parents[2]
@@ -90,6 +92,28 @@ def test_any_other_error_arrives_with_its_traceback_for_the_operator(child: Any)
 def test_a_full_disk_is_an_outage_and_not_the_files_fault(child: Any) -> None:
     with pytest.raises(StorageUnavailable, match="No space left"):
         child("fill_the_disk")
+
+
+def test_a_machine_without_room_for_the_server_is_an_outage(child: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    confined.shut_down()
+    # Any reason why the system starts no process will do.
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(NoProcess):
+        child("echo")
+    monkeypatch.undo()
+    assert child("echo", request={"a": 1})
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="the number of root's processes is not limited")
+def test_a_machine_without_room_for_the_child_is_an_outage(child: Any) -> None:
+    child("echo")
+    server = confined._servers[os.getpid()].process.pid
+    most, most_of_all = resource.prlimit(server, resource.RLIMIT_NPROC)
+    resource.prlimit(server, resource.RLIMIT_NPROC, (0, most_of_all))
+    with pytest.raises(NoProcess):
+        child("echo")
+    resource.prlimit(server, resource.RLIMIT_NPROC, (most, most_of_all))
+    assert child("echo", request={"a": 1})
 
 
 def test_an_unknown_target_is_an_error_and_not_a_dead_server(child: Any) -> None:

@@ -11,8 +11,10 @@ from datetime import timedelta
 import pytest
 from django.db import DatabaseError, IntegrityError, connection, transaction
 
-from attachments import storage
+from attachments import objects, storage
+from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from attachments.storage import Written
 from pipeline import failures, lifecycle
 from pipeline.failures import Failure
 from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
@@ -20,6 +22,7 @@ from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.states import State
 from tests.conftest import expire_lease
 from tests.leases import finish, record
+from tests.pictures import jpeg
 
 pytestmark = pytest.mark.django_db
 
@@ -153,6 +156,17 @@ def test_a_second_object_for_one_effect_key_supersedes_the_first(leased: Callabl
     assert first.bucket_role == BucketRole.TRASH
 
 
+def test_what_was_swept_before_it_was_recorded_costs_no_chance(leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    stored = objects.register("attachments/x/v1/1/crop", content_type="image/webp", created_by="test")
+    StoredObject.objects.filter(id=stored.id).update(bucket_role=BucketRole.TRASH)
+    with pytest.raises(StorageUnavailable):
+        lifecycle.record(
+            lease, variant="crop", object_id=stored.id, written=Written(1, "0" * 64), facts={}, original_facts={}
+        )
+    assert not Variant.objects.exists()
+
+
 def test_complete_publishes_the_result_and_promotes_the_original(leased: Callable[..., Lease]) -> None:
     """[attachments] processing → ready; staging is kept until then."""
     lease = leased()
@@ -269,6 +283,20 @@ def test_recover_puts_an_expired_job_back_with_a_new_attempt(leased: Callable[..
     job = Job.objects.get(job_id=lease.job_id)
     assert (job.state, job.attempt, job.failures) == (State.QUEUED, 2, 1)
     assert OutboxMessage.objects.filter(job=job, attempt=2, sent_at=None).exists()
+
+
+def test_one_job_that_cannot_be_put_back_does_not_keep_the_others_waiting(
+    leased: Callable[..., Lease], queued: Callable[..., Job], caplog: pytest.LogCaptureFixture
+) -> None:
+    broken, whole = leased(), leased(queued(jpeg()))
+    # As only somebody with SQL can do it.
+    Job.objects.filter(job_id=broken.job_id).update(carrier={"traceparent": "x"})
+    for lease in (broken, whole):
+        expire_lease(lease.job_id)
+    assert lifecycle.recover() == 1
+    assert Job.objects.get(job_id=broken.job_id).state == State.PROCESSING
+    assert Job.objects.get(job_id=whole.job_id).state == State.QUEUED
+    assert [record.message for record in caplog.records if record.levelname == "ERROR"] == ["job_not_recovered"]
 
 
 def test_a_job_that_loses_its_worker_five_times_is_dead(queued: Callable[..., Job]) -> None:

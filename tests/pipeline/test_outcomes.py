@@ -12,7 +12,7 @@ from django.db import OperationalError
 from attachments.errors import BadFile, ObjectCorrupt, ObjectMissing, StorageUnavailable, TooManyPixels
 from pipeline import outcomes
 from pipeline.claims import Heartbeat, StopReason
-from pipeline.confined import Crashed, Interrupted, MemoryLimit, TimeLimit
+from pipeline.confined import Crashed, Interrupted, MemoryLimit, NoProcess, TimeLimit
 from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
 from pipeline.models import Job, JobEvent
 from pipeline.states import State
@@ -73,7 +73,7 @@ def leased_again(job: Job) -> Lease:
     return lease
 
 
-@pytest.mark.parametrize("error", [StorageUnavailable("503"), OperationalError("gone")])
+@pytest.mark.parametrize("error", [StorageUnavailable("503"), NoProcess("fork"), OperationalError("gone")])
 def test_an_outage_spends_no_chance(error: Exception, leased: Callable[..., Lease]) -> None:
     outcome, job = settle(leased(), error)
     assert (outcome, job.state, job.failures, job.outage_since is not None) == ("released", State.QUEUED, 0, True)
@@ -92,10 +92,15 @@ def test_a_shutdown_hands_the_work_back_at_once(leased: Callable[..., Lease]) ->
     assert (outcome, job.state, job.attempt, job.failures) == ("released", State.QUEUED, 2, 0)
 
 
-def test_an_attempt_past_its_own_deadline_took_too_long(leased: Callable[..., Lease]) -> None:
-    outcome, job = settle(leased(), Interrupted(), StopReason.DEADLINE)
+def test_an_attempt_past_its_own_deadline_took_too_long(
+    leased: Callable[..., Lease], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        outcome, job = settle(leased(), Interrupted(), StopReason.DEADLINE)
     assert (outcome, job.failures) == ("retried", 1)
     assert JobEvent.objects.filter(job=job).latest("id").reason == "time_limit"
+    (record,) = [record for record in caplog.records if record.message == "attempt_ended"]
+    assert vars(record)["error"] == "time_limit"
 
 
 def test_a_cancelled_job_ends(leased: Callable[..., Lease]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from threading import Barrier
 
 import pytest
@@ -203,6 +204,17 @@ def test_a_version_is_begun_once(leased: Callable[..., Lease], release_image_v2:
     with pytest.raises(AlreadyThere):
         lifecycle.reprocess(lease.attachment_id, pipeline=newer, actor="operator:ann")
     assert Job.objects.count() == 2
+
+
+def test_what_never_had_a_job_of_the_pipeline_cannot_be_made_anew(
+    leased: Callable[..., Lease], release_image_v2: Callable[[], Pipeline]
+) -> None:
+    lease = leased()
+    speech = replace(release_image_v2(), name="speech")
+    for attachment_id in (lease.attachment_id, uuid.uuid4()):
+        with pytest.raises(Gone):
+            lifecycle.reprocess(attachment_id, pipeline=speech, actor="test")
+    assert Job.objects.count() == 1
 
 
 def test_repair_makes_again_what_was_damaged_and_nothing_else(leased: Callable[..., Lease]) -> None:
