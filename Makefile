@@ -21,6 +21,10 @@ PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfas
 	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1// \
 	STORAGE_ROOT=/var/lib/holdfast
 
+# Many tests wait for something most of the time. Two processes, each with services of its own, share all of them;
+# those that were named, and a broker that was given, are for one.
+SIDE_BY_SIDE := --dist worksteal --tx popen --tx 'popen//python=$(PYTHON) -m config.local exec -- $(PYTHON)'
+
 .PHONY: demo up test lint bench chaos
 
 demo:
@@ -33,7 +37,7 @@ up:
 
 test:
 	@$(BOOTSTRAP) dev
-	@$(LOCAL) exec -- pytest $(ARGS)
+	@$(LOCAL) exec -- pytest $(or $(ARGS),$(if $(CELERY_BROKER_URL),,$(SIDE_BY_SIDE)))
 
 bench:
 	@$(BOOTSTRAP) dev
