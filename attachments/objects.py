@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 
 from django.conf import settings
 from django.db import Error, transaction
@@ -39,6 +40,14 @@ def original_key(attachment_id: object) -> str:
 def variant_key(attachment_id: object, *, version: int, attempt: int, variant: str) -> str:
     """A fresh key for every attempt, so no attempt ever overwrites what another one published."""
     return f"{FOLDER}/{attachment_id}/v{version}/{attempt}/{variant}"
+
+
+def unknown(bucket: str, keys: Collection[str]) -> set[str]:
+    """Those of the keys that no row names; to be asked after the storage listed them, for a row comes first."""
+    named = StoredObject.objects.filter(bucket=bucket).values_list("key", flat=True)
+    # First by the unique index, which has no results; so many at once would else be looked for in the whole table.
+    unnamed = set(keys).difference(named.exclude(bucket_role=BucketRole.RESULTS).filter(key__in=keys))
+    return unnamed.difference(named.filter(key__in=unnamed)) if unnamed else unnamed
 
 
 def throw_away(object_id: int) -> None:

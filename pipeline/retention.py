@@ -252,7 +252,7 @@ def _remove_unknown_objects() -> Iterator[int]:
     bucket, before = settings.STORAGE_BUCKET, _now() - timedelta(seconds=settings.STAGING_RETENTION_SECONDS)
     listed = storage.listing(bucket, folder=objects.FOLDER)
     while page := list(islice(listed, KEYS_AT_ONCE)):
-        unknown = _unknown(bucket, [found.key for found in page])
+        unknown = objects.unknown(bucket, [found.key for found in page])
         if len(unknown) * 2 > len(page):
             # Far too many: this is the bucket of another database, or the database that of another bucket.
             logger.error("bucket_not_ours", extra={"bucket": bucket, "listed": len(page), "unknown": len(unknown)})
@@ -270,14 +270,6 @@ def _abort_uploads(bucket: str, *, begun_before: datetime) -> int:
         return 0
     metrics.SWEPT.labels(kind="upload").inc(aborted)
     return aborted
-
-
-def _unknown(bucket: str, keys: list[str]) -> set[str]:
-    """Those of the listed keys that no row names; asked after the storage listed them."""
-    named = StoredObject.objects.filter(bucket=bucket).values_list("key", flat=True)
-    # First by the unique index, which has no results; so many at once would else be looked for in the whole table.
-    unknown = set(keys).difference(named.exclude(bucket_role=BucketRole.RESULTS).filter(key__in=keys))
-    return unknown.difference(named.filter(key__in=unknown)) if unknown else unknown
 
 
 def _remove(bucket: str, keys: list[str]) -> int:

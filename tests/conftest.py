@@ -20,6 +20,7 @@ from django.db import connection
 from attachments import storage
 from pipeline import broker, intake, lifecycle, registry
 from pipeline.broker import Publisher
+from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.registry import Pipeline
@@ -65,6 +66,18 @@ def leased(queued: Callable[..., Job]) -> Callable[..., Lease]:
         return lease
 
     return claim
+
+
+@pytest.fixture
+def failed(leased: Callable[..., Lease]) -> Callable[..., Job]:
+    """A job that failed, with its original kept."""
+
+    def fail(job: Job | None = None, *, code: str = "bad_file", step: str = "image") -> Job:
+        lease = leased(job)
+        lifecycle.fail(lease, Failure(code=code, sentence="Damaged.", step=step))
+        return Job.objects.get(job_id=lease.job_id)
+
+    return fail
 
 
 @pytest.fixture

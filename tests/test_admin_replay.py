@@ -17,7 +17,6 @@ from django.urls import reverse
 from attachments.models import BucketRole, StoredObject
 from pipeline import admin_replay, lifecycle
 from pipeline.failures import Failure
-from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage, Replay
 from pipeline.states import State
 
@@ -30,16 +29,6 @@ pytestmark = [
 LIST = "/admin/pipeline/job/"
 REPLAY = "/admin/pipeline/job/replay/"
 FAILURES = "/admin/pipeline/job/failures/"
-
-
-@pytest.fixture
-def failed(leased: Callable[..., Lease]) -> Callable[..., Job]:
-    def fail(code: str = "bad_file", step: str = "image") -> Job:
-        lease = leased()
-        lifecycle.fail(lease, Failure(code=code, sentence="Damaged.", step=step))
-        return Job.objects.get(job_id=lease.job_id)
-
-    return fail
 
 
 def staff(name: str, *permissions: str, **options: Any) -> Client:
@@ -79,7 +68,7 @@ def test_everything_that_the_lists_filter_shows_is_replayed_and_nothing_else(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
     bad = {failed().job_id, failed().job_id}
-    failed("time_limit"), failed("bad_file", "fetch")
+    failed(code="time_limit"), failed(step="fetch")
     address = f"{LIST}?state__exact=failed&error_code=bad_file&error_step=image&pipeline=image"
     link = re.search(r'href="([^"]+)">Replay everything', operator.get(address).content.decode())
     assert link
@@ -114,7 +103,7 @@ def test_selected_jobs_are_replayed_as_the_page_showed_them(operator: Client, fa
 
 def test_a_selection_across_pages_means_the_lists_filter(operator: Client, failed: Callable[..., Job]) -> None:
     job = failed()
-    failed("time_limit")
+    failed(code="time_limit")
     selected = {"action": "replay_selected", "_selected_action": [str(job.job_id)], "select_across": "1"}
     response = operator.post(f"{LIST}?error_code=bad_file", selected)
     assert response.headers["Location"] == f"{REPLAY}?error_code=bad_file"
@@ -167,7 +156,7 @@ def test_a_page_over_the_limit_says_so_and_does_not_go_on_when_sent_again(
 
 
 def test_the_page_counts_by_code_and_what_has_no_original(operator: Client, failed: Callable[..., Job]) -> None:
-    failed(), failed("time_limit", "")
+    failed(), failed(code="time_limit", step="")
     StoredObject.objects.filter(attachment=failed().attachment_id).update(bucket_role=BucketRole.TRASH)
     page = shown(operator.get(REPLAY))
     assert "2 of 3 failed jobs will be put back" in page
@@ -272,7 +261,7 @@ def test_an_address_that_means_no_list_replays_nothing(
 def test_failures_are_grouped_by_code_and_step_with_ways_to_their_list_and_their_replay(
     operator: Client, failed: Callable[..., Job]
 ) -> None:
-    first, last = failed("time_limit", ""), failed("time_limit", "")
+    first, last = failed(code="time_limit", step=""), failed(code="time_limit", step="")
     failed()
     page = operator.get(FAILURES)
     times = [f"{job.finished_at:%F %T}" for job in (first, last) if job.finished_at]

@@ -22,6 +22,7 @@ from bench.chaos.load import Upload
 from bench.chaos.verdicts import Verdict
 from pipeline import registry
 from pipeline.broker import DEAD_QUEUE
+from pipeline.lifecycle import DISPATCHER
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.states import MOVES, TERMINAL, State
 
@@ -201,7 +202,7 @@ def figures(evidence: Evidence) -> dict[str, Any]:
     slowest = ended.order_by("-took").first()
     return {
         "retries": again.count(),
-        "recovered": reasons["lease_expired"],
+        "recovered": again.filter(actor=DISPATCHER).count(),
         "redispatched": sent.aggregate(sum=Sum("redispatches"))["sum"] or 0,
         "slowest_seconds": round(slowest.took.total_seconds(), 1) if slowest else None,
         "slowest_job": str(slowest.job_id) if slowest else None,

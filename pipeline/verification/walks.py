@@ -14,7 +14,7 @@ from django.conf import settings
 from django.db import connection, transaction
 
 from attachments import objects, storage
-from attachments.models import Attachment, BucketRole, StoredObject
+from attachments.models import Attachment, BucketRole
 from pipeline.selection import Selection, newest_first
 from pipeline.verification.findings import Finding, Kind, Snapshot, Step, contradictions, load, of_object
 from pipeline.verification.looks import Flaw, look, require_our_storage
@@ -65,7 +65,7 @@ def unknown_objects(ids: Iterable[uuid.UUID] = ()) -> Iterator[Step]:
         listed = storage.listing(settings.STORAGE_BUCKET, folder=folder)
         while page := list(islice(listed, KEYS_AT_ONCE)):
             before = _now() - timedelta(seconds=settings.STAGING_RETENTION_SECONDS)
-            unknown = _unknown([found.key for found in page])
+            unknown = objects.unknown(settings.STORAGE_BUCKET, [found.key for found in page])
             old = [found.key for found in page if found.key in unknown and found.modified_at < before]
             findings = tuple(
                 Finding(kind=Kind.UNKNOWN_OBJECT, about=f"{settings.STORAGE_BUCKET}/{key}")
@@ -94,15 +94,11 @@ def _confirmed(suspect: Snapshot, *, digests: bool, repair: bool) -> list[Findin
     return repaired(found, original=now.attachment.original) if repair else found
 
 
-def _unknown(keys: list[str]) -> set[str]:
-    # Results are never in our folder, and without them the unique index serves.
-    named = StoredObject.objects.filter(bucket=settings.STORAGE_BUCKET).exclude(bucket_role=BucketRole.RESULTS)
-    return set(keys).difference(named.filter(key__in=keys).values_list("key", flat=True))
-
-
 def _is_unknown_still(key: str) -> bool:
     """What was swept since it was listed is gone, bytes and row."""
-    return storage.size_of(settings.STORAGE_BUCKET, key) is not None and bool(_unknown([key]))
+    return storage.size_of(settings.STORAGE_BUCKET, key) is not None and bool(
+        objects.unknown(settings.STORAGE_BUCKET, [key])
+    )
 
 
 def _now() -> datetime.datetime:

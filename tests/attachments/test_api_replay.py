@@ -16,8 +16,7 @@ from django.db import connection
 from django.test import Client
 
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import lifecycle, registry, removal
-from pipeline.failures import Failure
+from pipeline import registry, removal
 from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage, Replay
 from pipeline.states import State
@@ -27,18 +26,6 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
 REASON = {"reason": "decoder updated"}
-
-
-@pytest.fixture
-def failed(leased: Callable[..., Lease]) -> Callable[..., Job]:
-    """A failed job of Ann's, who is no operator."""
-
-    def fail(job: Job | None = None) -> Job:
-        lease = leased(job)
-        lifecycle.fail(lease, Failure(code="bad_file", sentence="Damaged.", step="image"))
-        return Job.objects.get(job_id=lease.job_id)
-
-    return fail
 
 
 @pytest.fixture

@@ -13,9 +13,6 @@ from django.core.management import CommandError, call_command
 
 from attachments.models import BucketRole, StoredObject
 from config.env import BASE_DIR
-from pipeline import lifecycle
-from pipeline.failures import Failure
-from pipeline.lifecycle import Lease
 from pipeline.management.progress import Progress
 from pipeline.models import Job, JobEvent, Replay
 from pipeline.states import State
@@ -23,16 +20,6 @@ from tests.processes import environment
 
 pytestmark = pytest.mark.django_db
 WHY = ("--reason", "decoder updated", "--yes")
-
-
-@pytest.fixture
-def failed(leased: Callable[..., Lease]) -> Callable[..., Job]:
-    def fail(code: str = "bad_file", step: str = "image") -> Job:
-        lease = leased()
-        lifecycle.fail(lease, Failure(code=code, sentence="Damaged.", step=step))
-        return Job.objects.get(job_id=lease.job_id)
-
-    return fail
 
 
 def run(*arguments: object) -> tuple[int, str]:
@@ -50,7 +37,7 @@ def queued_jobs() -> set[uuid.UUID]:
 
 
 def test_a_filter_replays_what_matches_and_tells_the_audit_of_it(failed: Callable[..., Job]) -> None:
-    bad, slow = failed(), failed("time_limit")
+    bad, slow = failed(), failed(code="time_limit")
     code, said = run("--error-code", "bad_file", "--pipeline-version", 1, "--failed-after", "2020-01-01", *WHY)
     assert (code, queued_jobs()) == (0, {bad.job_id})
     act = Replay.objects.get()
@@ -99,7 +86,7 @@ def test_the_limit_leaves_the_rest_for_the_next_run(failed: Callable[..., Job]) 
 
 
 def test_a_dry_run_counts_by_code_and_step_and_changes_nothing(failed: Callable[..., Job]) -> None:
-    failed(), failed(), failed("time_limit", "")
+    failed(), failed(), failed(code="time_limit", step="")
     code, said = run("--pipeline", "image", "--dry-run")
     lines = [line.split() for line in said.splitlines()]
     assert code == 0

@@ -18,7 +18,6 @@ from django.db.models.functions import Now
 from attachments.models import Attachment, BucketRole, StoredObject
 from pipeline import lifecycle, removal, replays
 from pipeline.failures import Failure
-from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage, Replay, ReplayedJob
 from pipeline.registry import Pipeline
 from pipeline.replays import Act, Fate, Seen, UnusableReason
@@ -27,18 +26,6 @@ from tests.attachments.conftest import add_job, in_a_thread
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
-
-
-@pytest.fixture
-def failed(leased: Callable[..., Lease]) -> Callable[..., Job]:
-    """A job that failed, with its original kept."""
-
-    def fail(code: str = "bad_file", step: str = "image") -> Job:
-        lease = leased()
-        lifecycle.fail(lease, Failure(code=code, sentence="Damaged.", step=step))
-        return Job.objects.get(job_id=lease.job_id)
-
-    return fail
 
 
 def act(**changes: Any) -> Act:
@@ -210,7 +197,7 @@ def test_failures_are_chosen_by_what_they_have_in_common(
     failed: Callable[..., Job], user: User, queued: Callable[..., Job]
 ) -> None:
     queued()
-    bad, slow, stepless = failed(), failed("time_limit", "image"), failed("time_limit", "")
+    bad, slow, stepless = failed(), failed(code="time_limit"), failed(code="time_limit", step="")
     other = User.objects.create_user("bob")
     Attachment.objects.filter(id=slow.attachment_id).update(owner=other)
 
@@ -228,7 +215,7 @@ def test_failures_are_chosen_by_what_they_have_in_common(
 
 
 def test_a_look_counts_by_code_and_step_and_tells_what_cannot_be_replayed(failed: Callable[..., Job]) -> None:
-    first, swept, deleted, other = failed(), failed(), failed(), failed("time_limit", "")
+    first, swept, deleted, other = failed(), failed(), failed(), failed(code="time_limit", step="")
     lose_original(swept)
     removal.remove(deleted.attachment_id, actor="test")
     found = replays.look(Job.objects.all())
