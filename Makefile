@@ -23,7 +23,7 @@ PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfas
 
 # Many tests wait for something most of the time. Two processes, each with services of its own, share all of them;
 # those that were named, and a broker that was given, are for one.
-SIDE_BY_SIDE := --dist worksteal --tx popen --tx 'popen//python=$(PYTHON) -m config.local exec -- $(PYTHON)'
+SIDE_BY_SIDE := --dist worksteal --tx popen --tx 'popen//python=env -u CELERY_BROKER_URL $(PYTHON) -m config.local exec -- $(PYTHON)'
 
 .PHONY: demo up test lint bench chaos
 

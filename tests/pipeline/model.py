@@ -160,7 +160,9 @@ class Model:
         job = self._held(stored.lease)
         if job is None or job.is_cancelled or self.roles[name] == "dead":
             self._bury([name] if self.roles[name] == "staging" else [])
-            return "Cancelled" if job is not None and job.is_cancelled else "LeaseLost"
+            if job is None:
+                return "LeaseLost"
+            return "Cancelled" if job.is_cancelled else "StorageUnavailable"
         file, version = self.leases[stored.lease].key
         earlier = self.variants.get((file, version, stored.variant), name)
         self.roles[earlier] = "dead"

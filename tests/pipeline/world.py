@@ -46,7 +46,7 @@ from tests.pipeline.interleaving import LockOrder
 from tests.pipeline.laws import Row, Snapshot
 from tests.pipeline.model import MAX_FAILURES, PROMISED, Act, Key, View
 
-REFUSALS = (AlreadyThere, Cancelled, Gone, Incomplete, LeaseLost, NotFailed, NotReady)
+REFUSALS = (AlreadyThere, Cancelled, Gone, Incomplete, LeaseLost, NotFailed, NotReady, StorageUnavailable)
 ERRORS: dict[str, tuple[Exception, StopReason | None]] = {
     "bad_file": (BadFile("damaged"), None),
     "internal_error": (RuntimeError("nobody foresaw this"), None),
