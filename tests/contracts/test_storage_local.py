@@ -23,9 +23,9 @@ from tests.contracts.conftest import BUCKET, LocalBackend
 from tests.contracts.test_storage import KEY, content, load, measured, store
 
 
-def test_a_file_is_flushed_then_linked_then_every_folder_is_flushed(
-    local: LocalBackend, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def done(local: LocalBackend, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was flushed and linked, in this order."""
     done: list[str] = []
     fsync, link = os.fsync, os.link
 
@@ -39,6 +39,10 @@ def test_a_file_is_flushed_then_linked_then_every_folder_is_flushed(
 
     monkeypatch.setattr(os, "fsync", watched_fsync)
     monkeypatch.setattr(os, "link", watched_link)
+    return done
+
+
+def test_a_file_is_flushed_then_linked_then_every_folder_is_flushed(done: list[str]) -> None:
     store(KEY, b"x")
     assert done == [
         f"fsync {BUCKET}/attachments/7d0c/.original.part",
@@ -47,6 +51,22 @@ def test_a_file_is_flushed_then_linked_then_every_folder_is_flushed(
         f"fsync {BUCKET}/attachments",
         f"fsync {BUCKET}",
     ]
+
+
+def test_a_bucket_is_flushed_into_its_root(done: list[str]) -> None:
+    """No file of it outlasts a loss of power if the bucket's own folder does not."""
+    storage.make_bucket("second")
+    assert done == ["fsync ."]
+
+
+def test_a_deletion_is_flushed_where_it_ended(local: LocalBackend, done: list[str]) -> None:
+    """Its row goes next: bytes that came back after a loss of power would be nobody's."""
+    store("attachments/other", b"y")
+    store(KEY, b"x")
+    done.clear()
+    storage.delete(BUCKET, KEY)
+    assert done == [f"fsync {BUCKET}/attachments"]
+    assert local.everything() == ["attachments", "attachments/other"]
 
 
 def test_a_flush_that_fails_is_an_outage_and_leaves_nothing(
