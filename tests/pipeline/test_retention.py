@@ -16,14 +16,17 @@ from rest_framework.authtoken.models import Token
 
 from attachments import objects, storage
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import lifecycle, retention
+from pipeline import intake, lifecycle, retention
 from pipeline.failures import Failure
+from pipeline.intake import Received
 from pipeline.lifecycle import Gone, Lease
 from pipeline.models import Job, OutboxMessage
 from pipeline.registry import Pipeline
 from pipeline.retention import Sweeper
+from pipeline.states import Source
 from tests.leases import VARIANTS, finish, record
 from tests.messages import sent_ago
+from tests.pictures import png
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db
@@ -248,6 +251,39 @@ def test_an_original_whose_job_begins_anew_while_a_sweep_waits_for_its_lock_is_k
     attachment.refresh_from_db()
     assert attachment.original is not None
     assert attachment.original.bucket_role == BucketRole.STAGING
+
+
+def test_staging_that_is_accepted_while_a_sweep_chooses_is_kept(user: User) -> None:
+    """What it chose is as of a moment before it had the locks."""
+    uploads = [intake.receive([png()], created_by="test")]
+    let_pass(2 * DAY)
+
+    def accept_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
+        if sql.startswith("UPDATE") and uploads:
+            accept(uploads.pop(), user)
+        return execute(sql, *rest)
+
+    with connection.execute_wrapper(accept_first):
+        Sweeper().run()
+    assert not uploads
+    assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_sweep_leaves_staging_that_an_acceptance_holds(user: User) -> None:
+    received = intake.receive([png()], created_by="test")
+    let_pass(2 * DAY)
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            accept(received, user)
+            sweep = thread.submit(sweep_on_its_own_connection)
+            until(lambda: sweep.done() or is_somebody_waiting())
+        sweep.result()
+    assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
+
+
+def accept(received: Received, user: User) -> None:
+    intake.accept(received, intake.Request(owner=user, source=Source.REST))
 
 
 def swept_meanwhile(thread: ThreadPoolExecutor) -> Future[None]:
