@@ -175,8 +175,9 @@ def test_an_original_that_failed_long_ago_goes_and_its_attachment_says_so(
 
 
 @pytest.mark.parametrize("change", ["for ever", "replayed", "failed again of late"])
-def test_an_original_that_failed_long_ago_is_kept(change: str, leased: Callable[..., Lease], settings: Any) -> None:
+def test_what_failed_long_ago_is_kept(change: str, leased: Callable[..., Lease], settings: Any) -> None:
     lease = leased()
+    record(lease, "thumbnail")
     attachment = failed(lease)
     let_pass(31 * DAY)
     if change == "for ever":
@@ -189,6 +190,7 @@ def test_an_original_that_failed_long_ago_is_kept(change: str, leased: Callable[
     attachment.refresh_from_db()
     assert attachment.original is not None
     assert storage.size_of(attachment.original.bucket, attachment.original.key) == attachment.size
+    assert attachment.variants.get().stored_object.bucket_role == BucketRole.VARIANTS
 
 
 def test_an_older_version_goes_a_day_after_a_newer_one_is_served(
