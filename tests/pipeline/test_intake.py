@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
-from django.db import IntegrityError, connection
+from django.db import IntegrityError, connection, transaction
 
-from attachments import storage
+from attachments import objects, storage
 from attachments.errors import (
     DigestMismatch,
     EmptyFile,
@@ -30,6 +30,7 @@ from pipeline.states import Source
 from tests.attachments.conftest import Door, assert_problem
 from tests.corpus import png_claiming
 from tests.pictures import jpeg, png
+from tests.work import make_quick, work
 
 pytestmark = pytest.mark.django_db
 
@@ -50,21 +51,39 @@ def nothing_is_left(settings: Any) -> bool:
     return not StoredObject.objects.exists() and not Attachment.objects.exists() and not stored_files(settings)
 
 
-@pytest.mark.django_db(transaction=True)
-def test_the_objects_row_is_committed_before_its_first_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def rows(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What others see of an object's row when its first byte is about to be written."""
     rows: list[object] = []
     real = storage.writer
 
-    def writer(*args: str, **kwargs: str) -> storage.Writer:
+    def writer(bucket: str, key: str, *, content_type: str) -> storage.Writer:
         # Another connection sees only what is committed.
         with closing(connection.copy()) as other, other.cursor() as cursor:
-            cursor.execute("SELECT bucket_role, size FROM s3_object")
+            cursor.execute("SELECT bucket_role, size FROM s3_object WHERE key = %s", [key])
             rows.extend(cursor.fetchall())
-        return real(*args, **kwargs)
+        return real(bucket, key, content_type=content_type)
 
     monkeypatch.setattr(storage, "writer", writer)
-    receive(png())
+    return rows
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_objects_row_is_committed_before_its_first_byte(
+    queued: Callable[..., Job], rows: list[object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The original's by the door, the variants' by the worker."""
+    make_quick(monkeypatch)
+    job = queued()
     assert rows == [(BucketRole.STAGING, None)]
+    assert work(job) == "ready"
+    assert rows == [(BucketRole.STAGING, None)] * 4
+
+
+@pytest.mark.django_db(transaction=True)
+def test_an_objects_row_does_not_wait_for_a_larger_transaction() -> None:
+    with pytest.raises(RuntimeError, match="durable"), transaction.atomic():
+        objects.register("attachments/x/original", content_type="image/png", created_by="test")
 
 
 @pytest.mark.parametrize("size", [1, 7, 100, 5000])
