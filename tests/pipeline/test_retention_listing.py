@@ -11,6 +11,7 @@ import pytest
 from django.db import connection
 
 from attachments import objects, storage
+from attachments.models import BucketRole, StoredObject
 from attachments.storage import Listed
 from pipeline import retention
 from pipeline.models import Job
@@ -83,21 +84,29 @@ def test_a_round_goes_on_where_it_stopped_and_begins_again_when_it_is_due() -> N
 
 
 @pytest.mark.django_db(transaction=True)
-def test_nothing_is_held_in_the_database_while_the_storage_is_listed(
+def test_nothing_is_held_in_the_database_while_the_storage_lists_or_deletes(
     strangers: Callable[[int], set[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[bool] = []
-    real = storage.listing
+    listing: list[bool] = []
+    deleting: list[bool] = []
+    real_listing, real_delete = storage.listing, storage.delete
 
-    def watched(bucket: str, *, folder: str) -> Iterator[Listed]:
-        for found in real(bucket, folder=folder):
-            seen.append(connection.in_atomic_block)
+    def watched_listing(bucket: str, *, folder: str) -> Iterator[Listed]:
+        for found in real_listing(bucket, folder=folder):
+            listing.append(connection.in_atomic_block)
             yield found
 
-    monkeypatch.setattr(storage, "listing", watched)
+    def watched_delete(bucket: str, key: str) -> None:
+        deleting.append(connection.in_atomic_block)
+        real_delete(bucket, key)
+
+    monkeypatch.setattr(storage, "listing", watched_listing)
+    monkeypatch.setattr(storage, "delete", watched_delete)
     strangers(1)
+    trash = objects.register("attachments/x/original", content_type="image/png", created_by="test")
+    StoredObject.objects.filter(id=trash.id).update(bucket_role=BucketRole.TRASH)
     Sweeper().run()
-    assert seen == [False] * 4
+    assert (listing, deleting) == ([False] * 4, [False] * 2)
 
 
 def test_the_bucket_of_another_database_is_left_alone(settings: Any, caplog: pytest.LogCaptureFixture) -> None:
