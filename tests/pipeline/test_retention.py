@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
+from django.conf import settings as configured
 from django.contrib.auth.models import User
 from django.db import connection, transaction
 from django.test import Client
@@ -76,21 +78,31 @@ def test_trash_of_any_number_is_swept_in_one_go(settings: Any, monkeypatch: pyte
     assert StoredObject.objects.count() == 0
 
 
-def test_what_the_storage_will_not_delete_keeps_nothing_else_waiting(
-    settings: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Three in a row, as under an object lock: the next sweep leaves out those at which the one before stopped."""
-    monkeypatch.setattr(retention, "SWEEP_LIMIT", 2)
+def refuse_to_delete(stored: StoredObject) -> Path:
+    """As under an object lock, until the folder goes."""
+    folder = (Path(configured.STORAGE_ROOT) / stored.bucket / stored.key).parent
+    folder.parent.mkdir(exist_ok=True)
+    # It leads to itself, so nothing below it can be deleted, by root neither.
+    folder.symlink_to(folder)
+    return folder
+
+
+def trash(count: int) -> list[StoredObject]:
     stored = [
         objects.register(f"attachments/{number}/original", content_type="image/png", created_by="test")
-        for number in range(5)
+        for number in range(count)
     ]
     StoredObject.objects.update(bucket_role=BucketRole.TRASH)
-    folders = [(Path(settings.STORAGE_ROOT) / locked.bucket / locked.key).parent for locked in stored[:3]]
-    for folder in folders:
-        folder.parent.mkdir(exist_ok=True)
-        # It leads to itself, so nothing below it can be deleted, by root neither.
-        folder.symlink_to(folder)
+    return stored
+
+
+def test_what_the_storage_will_not_delete_keeps_nothing_else_waiting(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Three in a row: the next sweep leaves out those at which the one before stopped."""
+    monkeypatch.setattr(retention, "SWEEP_LIMIT", 2)
+    stored = trash(5)
+    folders = [refuse_to_delete(locked) for locked in stored[:3]]
     sweeper = Sweeper()
     assert sweeper.run() == 0
     assert "sweep_stopped" in caplog.messages
@@ -99,6 +111,14 @@ def test_what_the_storage_will_not_delete_keeps_nothing_else_waiting(
     for folder in folders:
         folder.unlink()
     assert sweeper.run() == 3
+
+
+def test_a_refusal_here_and_there_is_no_storage_that_is_away() -> None:
+    stored = trash(5)
+    for locked in stored[::2]:
+        refuse_to_delete(locked)
+    assert Sweeper().run() == 2
+    assert set(StoredObject.objects.all()) == set(stored[::2])
 
 
 def test_forgotten_staging_is_swept_and_current_work_is_not(queued: Callable[..., Job]) -> None:
@@ -141,11 +161,19 @@ def test_storage_that_is_away_stops_the_sweep_soon(settings: Any, monkeypatch: p
     assert StoredObject.objects.count() == 0
 
 
-def test_trash_is_kept_while_something_points_at_it(queued: Callable[..., Job]) -> None:
-    job = queued()
-    StoredObject.objects.filter(attachment=job.attachment).update(bucket_role=BucketRole.TRASH)
-    retention.sweep()
-    assert StoredObject.objects.filter(attachment=job.attachment).exists()
+def test_trash_is_kept_while_something_points_at_it_and_is_in_nobodys_way(
+    queued: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "SWEEP_LIMIT", 1)
+    monkeypatch.setattr(retention, "SWEEP_SECONDS", 0.0)
+    original = StoredObject.objects.get(attachment=queued().attachment)
+    let_pass(DAY)
+    objects.register("attachments/x/original", content_type="image/png", created_by="test")
+    StoredObject.objects.update(bucket_role=BucketRole.TRASH)
+    Sweeper().run()
+    assert StoredObject.objects.get() == original
+    assert not objects.erase(original.id)
+    assert storage.size_of(original.bucket, original.key) == original.size
 
 
 def test_an_original_that_failed_long_ago_goes_and_its_attachment_says_so(
@@ -371,12 +399,17 @@ def swept() -> dict[str, float]:
 def test_sent_rows_are_swept_unless_their_job_still_waits(
     leased: Callable[..., Lease], queued: Callable[..., Job]
 ) -> None:
-    lease, waiting = leased(), queued()
+    lease, put_back, waiting = leased(), leased(), queued()
     unsent = queued()
     lifecycle.fail(lease, Failure(code="bad_file", sentence="Damaged."))
-    for job_id in (lease.job_id, waiting.job_id):
+    lifecycle.release(put_back, reason="shutdown", pause=timedelta(0))
+    for job_id in (lease.job_id, put_back.job_id, waiting.job_id):
         sent_ago(Job.objects.get(job_id=job_id), 8 * 24 * 3600)
     with connection.cursor() as cursor:
         cursor.execute("UPDATE pipeline_outbox SET created_at = now() - interval '1 year'")
     retention.sweep()
-    assert set(OutboxMessage.objects.values_list("job_id", flat=True)) == {waiting.job_id, unsent.job_id}
+    assert set(OutboxMessage.objects.values_list("message_id", flat=True)) == {
+        f"{put_back.job_id}:2",
+        f"{waiting.job_id}:1",
+        f"{unsent.job_id}:1",
+    }
