@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -47,17 +47,19 @@ def test_a_permanent_error_fails_at_once(error: BadFile, leased: Callable[..., L
     ],
 )
 def test_a_failure_of_the_jobs_own_is_tried_again_and_at_last_is_dead(
-    error: Exception, code: str, leased: Callable[..., Lease]
+    error: Exception, code: str, leased: Callable[..., Lease], settings: Any
 ) -> None:
     """[attachments] processing → queued: временная ошибка и остались попытки; [transcription] «мертва»."""
+    settings.RETRY_PAUSE_SECONDS, settings.RETRY_PAUSE_CAP_SECONDS = 3600.0, 1e6
     lease = leased()
+    for failures in range(1, settings.MAX_FAILURES):
+        outcome, job = settle(lease, error)
+        assert (outcome, job.state, job.failures) == ("retried", State.QUEUED, failures)
+        assert JobEvent.objects.filter(job=job).latest("id").reason == code
+        assert 0.8 <= (job.due_at - job.created_at) / timedelta(hours=3 ** (failures - 1)) < 1.3
+        lease = leased_again(job)
     outcome, job = settle(lease, error)
-    assert (outcome, job.state, job.failures) == ("retried", State.QUEUED, 1)
-    assert JobEvent.objects.filter(job=job).latest("id").reason == code
-    Job.objects.filter(job_id=job.job_id).update(failures=4)
-    last = replace(leased_again(job), failures=4)
-    outcome, job = settle(last, error)
-    assert (outcome, job.state, job.error_code) == ("dead", State.FAILED, code)
+    assert (outcome, job.state, job.failures, job.error_code) == ("dead", State.FAILED, settings.MAX_FAILURES, code)
     assert job.error
 
 
@@ -77,11 +79,13 @@ def leased_again(job: Job) -> Lease:
 def test_an_outage_spends_no_chance(error: Exception, leased: Callable[..., Lease]) -> None:
     outcome, job = settle(leased(), error)
     assert (outcome, job.state, job.failures, job.outage_since is not None) == ("released", State.QUEUED, 0, True)
-    assert job.due_at > job.created_at
+    assert job.due_at - job.created_at >= 0.8 * outcomes.OUTAGE_PAUSE
 
 
 def test_an_outage_of_a_day_is_given_up(leased: Callable[..., Lease], settings: Any) -> None:
     outcome, job = settle(leased(), StorageUnavailable("503"))
+    outcome, job = settle(leased_again(job), StorageUnavailable("503"))
+    assert (outcome, job.state, job.attempt) == ("released", State.QUEUED, 3)
     settings.OUTAGE_GIVE_UP_SECONDS = 0.0
     outcome, job = settle(leased_again(job), StorageUnavailable("503"))
     assert (outcome, job.state, job.error_code) == ("gave_up", State.FAILED, "outage")
