@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from django.conf import settings as configured
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import connection, transaction
 from django.db.models.functions import Now
 
 from attachments import storage
@@ -28,6 +28,7 @@ from pipeline.states import Source, State
 from pipeline.verification import Finding, Kind, findings
 from tests.leases import VARIANTS, finish, record
 from tests.pictures import jpeg, png
+from tests.pipeline.test_retention import is_somebody_waiting
 from tests.waiting import until
 from tests.work import make_quick, work
 
@@ -222,6 +223,27 @@ def test_what_changes_while_it_is_looked_at_is_no_finding(
     monkeypatch.setattr("pipeline.verification.walks.load", load)
     assert found(repair=True) == []
     assert loads == 2, "nothing seemed wrong at first, so nothing was shown"
+
+
+@pytest.mark.django_db(transaction=True)
+def test_a_move_that_is_being_made_is_waited_for(leased: Callable[..., Lease]) -> None:
+    """Its rows are read again only when it is over, and then there is nothing to tell."""
+    lease = leased()
+    finish(lease)
+    bytes_of("crop").unlink()
+
+    def walk() -> list[Finding]:
+        try:
+            return found()
+        finally:
+            connection.close()
+
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            lifecycle.repair(lease.job_id, variants=["crop"], actor="test", detail="")
+            walking = thread.submit(walk)
+            until(lambda: walking.done() or is_somebody_waiting())
+        assert walking.result() == []
 
 
 def test_what_is_swept_after_it_was_listed_is_no_finding(
