@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from datetime import timedelta
 
 import pytest
 from django.core.management import CommandError, call_command
@@ -200,13 +201,15 @@ def test_nothing_is_begun_while_the_queue_is_long(
     release_image_v2: Callable[[], Pipeline],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """New uploads go first: what waits already is let through before more is added."""
+    """New uploads go first: what waits already is let through before more is added; what was put off waits for none."""
     served()
-    waiting = [queued(), queued()]
+    lifecycle.release(leased(), reason="outage", pause=timedelta(hours=1), is_outage=True)
+    waiting = [queued(), queued(), queued()]
     clock = Clock(at_each_second=lambda: leased(waiting.pop()))
     monkeypatch.setattr(reprocessing, "time", clock)
     work_to_do = Reprocessing(pipeline=release_image_v2(), selection=Selection())
-    assert list(work_to_do.run(per_second=4.0, max_waiting=1)) == [Outcome.HELD_BACK, Outcome.BEGUN]
+    outcomes = list(work_to_do.run(per_second=4.0, max_waiting=1))
+    assert outcomes == [Outcome.HELD_BACK, Outcome.HELD_BACK, Outcome.BEGUN]
     assert len(waiting) == 1
 
 
