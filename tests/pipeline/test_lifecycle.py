@@ -255,6 +255,14 @@ MOVES_OF_A_HOLDER: dict[str, Callable[[Lease], object]] = {
 }
 
 
+@pytest.mark.parametrize("move", ["retry_later", "release", "complete", "fail"])
+def test_an_attempt_that_ends_otherwise_breaks_an_outage(move: str, leased: Callable[..., Lease]) -> None:
+    lease = leased()
+    lifecycle.release(lease, reason="outage", pause=timedelta(0), is_outage=True)
+    MOVES_OF_A_HOLDER[move](leased(Job.objects.get()))
+    assert Job.objects.get().outage_since is None
+
+
 @pytest.mark.parametrize("move", MOVES_OF_A_HOLDER)
 def test_who_lost_the_lease_changes_nothing(move: str, leased: Callable[..., Lease]) -> None:
     """[transcription] результат пишет только держатель захвата."""
