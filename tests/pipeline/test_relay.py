@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from contextlib import closing
 from typing import Any
 
 import kombu
@@ -11,8 +12,9 @@ import pytest
 from django.db import connection
 from prometheus_client import REGISTRY
 
-from pipeline import broker, outbox, relay
+from pipeline import broker, relay
 from pipeline.broker import BrokerUnavailable, Publisher, Receipt
+from pipeline.dispatcher import Listener
 from pipeline.models import Job, OutboxMessage
 from tests.amqp_proxy import in_front_of
 from tests.messages import backlog
@@ -129,27 +131,28 @@ def test_a_relay_that_dies_in_the_middle_leaves_its_rows_to_the_next(
     assert relay.relay_batch(publisher).confirmed == 1
 
 
-def test_a_commit_wakes_the_dispatcher(queued: Callable[..., Job], settings: Any) -> None:
-    from pipeline.dispatcher import Listener
-
+def test_a_commit_wakes_the_dispatcher_whose_connection_was_cut_before_too(queued: Callable[..., Job]) -> None:
+    """Whoever listens no more polls, and everybody waits longer: nothing else would tell."""
     listener, stop = Listener(), threading.Event()
-    listener.wait(0.1, stop)
-    woken = threading.Event()
+    with closing(listener):
+        listener.wait(0, stop)
+        queued()
+        until_woken(listener, stop)
+        with connection.cursor() as cursor:
+            cursor.execute(
+                "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+            )
+        listener.wait(0, stop)
+        listener.wait(0, stop)
+        queued()
+        until_woken(listener, stop)
 
-    def listen() -> None:
-        listener.wait(30, stop)
-        woken.set()
 
-    thread = threading.Thread(target=listen)
-    thread.start()
-
-    def nudged() -> bool:
-        outbox.nudge()
-        return woken.is_set()
-
-    until(nudged)
-    thread.join()
-    listener.close()
+def until_woken(listener: Listener, stop: threading.Event) -> None:
+    waiting = threading.Thread(target=listener.wait, args=(3600, stop), daemon=True)
+    waiting.start()
+    until(lambda: not waiting.is_alive())
 
 
 def test_a_queue_with_other_arguments_is_named(rabbit: kombu.Connection) -> None:
