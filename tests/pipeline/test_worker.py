@@ -223,6 +223,25 @@ def test_a_message_for_an_unknown_job_is_acknowledged(
     assert count(rabbit, broker.DEAD_QUEUE) == 0
 
 
+def test_a_worker_refused_by_a_queue_of_other_arguments_waits_until_it_is_put_right(
+    queued: Callable[..., Job], running: Stack, send: Callable[[], int], rabbit: kombu.Connection
+) -> None:
+    """The broker closes the channel, not the connection; that must not end the worker either."""
+    job = queued()
+    with rabbit.channel() as channel:
+        channel.queue_delete("images")
+        channel.queue_declare("images", durable=True, auto_delete=False)
+    try:
+        worker = running.worker().until_says("PRECONDITION_FAILED")
+    finally:
+        with rabbit.channel() as channel:
+            channel.queue_delete("images")
+        broker.declare(rabbit)
+    worker.until_says("ready.")
+    send()
+    until_state(job, State.READY, running)
+
+
 def test_a_worker_declares_no_queues_but_ours(worker: Process, rabbit: kombu.Connection) -> None:
     """Stock Celery adds 28 delayed-delivery queues and exchanges."""
     for level in (0, 27):
