@@ -223,6 +223,21 @@ def test_a_message_for_an_unknown_job_is_acknowledged(
     assert count(rabbit, broker.DEAD_QUEUE) == 0
 
 
+def test_chores_that_came_too_late_are_dropped_and_are_no_dead_letters(
+    running: Stack, rabbit: kombu.Connection
+) -> None:
+    """Beat goes on while no worker takes them: the next one does what all of them would have done."""
+    beat = running.beat()
+    until(lambda: count(rabbit, "control") >= 4, say=running.logs)
+    beat.terminate()
+    late = count(rabbit, "control")
+    worker = running.worker("control", concurrency=1)
+    until(lambda: worker.logs().count("Discarding revoked task") >= late, say=running.logs)
+    assert "succeeded" not in worker.logs()
+    until_count(rabbit, "control", 0)
+    assert count(rabbit, broker.DEAD_QUEUE) == 0
+
+
 def test_a_worker_refused_by_a_queue_of_other_arguments_waits_until_it_is_put_right(
     queued: Callable[..., Job], running: Stack, send: Callable[[], int], rabbit: kombu.Connection
 ) -> None:
