@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from django.db import connection
+
 Answer = TypeVar("Answer")
 
 
@@ -18,3 +20,11 @@ def until(condition: Callable[[], Answer], *, seconds: float = 30.0, say: Callab
             return answer
         assert time.monotonic() < deadline, f"did not happen in {seconds} s: {say() if say else condition}"
         time.sleep(0.02)
+
+
+def somebody_waits_for_a_lock() -> bool:
+    """Whether a session is held up by another one's row or table."""
+    with connection.cursor() as cursor:
+        # Not from pg_stat_activity, which shows one moment for as long as a transaction lasts.
+        cursor.execute("SELECT 1 FROM pg_locks WHERE NOT granted LIMIT 1")
+        return cursor.fetchone() is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from threading import Barrier
 
@@ -21,33 +19,12 @@ from hypothesis import strategies as st
 
 from attachments import storage
 from attachments.errors import KeyTaken, ObjectCorrupt, ObjectMissing, StorageUnavailable
-from attachments.storage import Written
 from attachments.storage_s3 import PART_BYTES
+from tests.contracts.bodies import KEY, content, load, measured, store
 from tests.contracts.conftest import BUCKET, LocalBackend, S3Backend
 from tests.waiting import until
 
 Backend = LocalBackend | S3Backend
-KEY = "attachments/7d0c/original"
-
-
-def content(size: int) -> bytes:
-    return random.Random(size).randbytes(size)
-
-
-def measured(body: bytes) -> Written:
-    return Written(len(body), hashlib.sha256(body).hexdigest())
-
-
-def store(key: str, body: bytes, *, chunk_bytes: int = 65_536) -> Written:
-    with storage.writer(BUCKET, key, content_type="application/octet-stream") as writer:
-        for start in range(0, len(body), chunk_bytes):
-            writer.write(body[start : start + chunk_bytes])
-        return writer.finish()
-
-
-def load(key: str, **limits: int) -> bytes:
-    with storage.open_object(BUCKET, key, **limits) as stream:
-        return b"".join(stream)
 
 
 def open_files() -> int:
@@ -258,45 +235,6 @@ def test_deleting_removes_the_object_and_can_be_repeated(backend: Backend) -> No
     assert storage.size_of(BUCKET, KEY) is None
     assert load("attachments/7d0c/v1/1/preview") == b"y"
     storage.delete(BUCKET, "attachments/7d0c/v1/1/preview")
-    assert backend.everything() == []
-
-
-def test_a_listing_tells_of_every_object_below_its_folder_and_of_nothing_else(backend: Backend) -> None:
-    keys = [f"attachments/{number:04}/original" for number in range(5)] + [KEY, "attachments/7d0c/v1/1/crop"]
-    for size, key in enumerate(keys, 1):
-        store(key, content(size))
-    store("attachments-of-another/x", b"x")
-    backend.put_beside("attachments/7d0c/.hidden", b"x")
-    found = list(storage.listing(BUCKET, folder="attachments"))
-    assert {(listed.key, listed.size) for listed in found} == {(key, size) for size, key in enumerate(keys, 1)}
-    assert len(found) == len(keys)
-    now = datetime.now(UTC)
-    assert {now - listed.modified_at < timedelta(minutes=5) for listed in found} == {True}
-    everything = {listed.key for listed in storage.listing(BUCKET)}
-    assert everything == {*keys, "attachments-of-another/x"}
-    assert list(storage.listing(BUCKET, folder="results")) == []
-
-
-def test_what_is_listed_may_be_deleted_on_the_way(backend: Backend) -> None:
-    for number in range(20):
-        store(f"attachments/{number:04}/original", b"x")
-    for listed in storage.listing(BUCKET, folder="attachments"):
-        storage.delete(BUCKET, listed.key)
-    assert list(storage.listing(BUCKET)) == []
-
-
-def test_an_upload_that_never_ended_goes_once_it_is_old(backend: Backend) -> None:
-    """Whatever its writer does after that, there is no object, and nobody is told that there was one."""
-    writer = storage.writer(BUCKET, KEY, content_type="text/plain")
-    writer.write(content(2 * PART_BYTES))
-    now = datetime.now(UTC)
-    assert storage.abort_stale_uploads(BUCKET, begun_before=now - timedelta(minutes=5), folder="attachments") == 0
-    assert backend.everything() != []
-    assert storage.abort_stale_uploads(BUCKET, begun_before=now + timedelta(minutes=5), folder="elsewhere") == 0
-    assert storage.abort_stale_uploads(BUCKET, begun_before=now + timedelta(minutes=5), folder="attachments") == 1
-    assert backend.everything() == []
-    with pytest.raises(StorageUnavailable):
-        writer.finish()
     assert backend.everything() == []
 
 

@@ -22,9 +22,9 @@ from attachments import storage
 from attachments.errors import KeyTaken, ObjectCorrupt, StorageUnavailable
 from attachments.storage import content_disposition
 from attachments.storage_s3 import PART_BYTES
+from tests.contracts.bodies import KEY, content, load, measured, store
 from tests.contracts.conftest import BUCKET, SECRET, S3Backend
 from tests.contracts.s3_proxy import S3Proxy
-from tests.contracts.test_storage import KEY, content, load, measured, store
 
 SMALL = 1000
 LARGE = 2 * PART_BYTES + 5

@@ -23,7 +23,7 @@ from pipeline.states import Source, State
 from tests.attachments.conftest import Door, assert_problem
 from tests.leases import VARIANTS, record
 from tests.pictures import png
-from tests.waiting import until
+from tests.waiting import somebody_waits_for_a_lock, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -58,7 +58,7 @@ class Rival:
     def _meanwhile(self, act: Act, interfere: Act, *, isolation: str = "READ COMMITTED") -> Any:
         with ThreadPoolExecutor(1) as other:
             acting = other.submit(_perform, act, isolation)
-            until(lambda: acting.done() or _is_somebody_waiting())
+            until(lambda: acting.done() or somebody_waits_for_a_lock())
             assert not acting.done(), f"nothing was in the way of {acting}"
             interfere()
             return acting.result(timeout=60)
@@ -72,12 +72,6 @@ def _perform(act: Act, isolation: str) -> object:
     with closing(connection), connection.cursor() as cursor:
         cursor.execute(f"SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {isolation}")
         return act()
-
-
-def _is_somebody_waiting() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
-        return cursor.fetchone() is not None
 
 
 @pytest.fixture

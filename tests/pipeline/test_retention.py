@@ -29,7 +29,7 @@ from pipeline.states import Source
 from tests.leases import VARIANTS, finish, record
 from tests.messages import sent_ago
 from tests.pictures import png
-from tests.waiting import until
+from tests.waiting import somebody_waits_for_a_lock, until
 
 pytestmark = pytest.mark.django_db
 DAY = 24 * 3600.0
@@ -307,7 +307,7 @@ def test_a_sweep_leaves_staging_that_an_acceptance_holds(user: User) -> None:
         with transaction.atomic():
             accept(received, user)
             sweep = thread.submit(sweep_on_its_own_connection)
-            until(lambda: sweep.done() or is_somebody_waiting())
+            until(lambda: sweep.done() or somebody_waits_for_a_lock())
         sweep.result()
     assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
 
@@ -319,7 +319,7 @@ def accept(received: Received, user: User) -> None:
 def swept_meanwhile(thread: ThreadPoolExecutor) -> Future[None]:
     """A sweep that has chosen already, and waits for a lock that we hold."""
     sweep = thread.submit(sweep_on_its_own_connection)
-    until(is_somebody_waiting)
+    until(somebody_waits_for_a_lock)
     return sweep
 
 
@@ -328,12 +328,6 @@ def sweep_on_its_own_connection() -> None:
         Sweeper().run()
     finally:
         connection.close()
-
-
-def is_somebody_waiting() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute("SELECT EXISTS (SELECT FROM pg_locks WHERE NOT granted)")
-        return bool(cursor.fetchone()[0])
 
 
 def begin_anew(job: Job) -> None:

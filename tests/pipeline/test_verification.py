@@ -28,8 +28,7 @@ from pipeline.states import Source, State
 from pipeline.verification import Finding, Kind, findings
 from tests.leases import VARIANTS, finish, record
 from tests.pictures import jpeg, png
-from tests.pipeline.test_retention import is_somebody_waiting
-from tests.waiting import until
+from tests.waiting import somebody_waits_for_a_lock, until
 from tests.work import make_quick, work
 
 pytestmark = pytest.mark.django_db
@@ -242,7 +241,7 @@ def test_a_move_that_is_being_made_is_waited_for(leased: Callable[..., Lease]) -
         with transaction.atomic():
             lifecycle.repair(lease.job_id, variants=["crop"], actor="test", detail="")
             walking = thread.submit(walk)
-            until(lambda: walking.done() or is_somebody_waiting())
+            until(lambda: walking.done() or somebody_waits_for_a_lock())
         assert walking.result() == []
 
 
