@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import logging
+import uuid
 from collections.abc import Collection
 
 from django.conf import settings
 from django.db import Error, transaction
+from django.db.models import Q
 
 from attachments import storage
 from attachments.errors import StorageUnavailable
@@ -42,10 +44,21 @@ def variant_key(attachment_id: object, *, version: int, attempt: int, variant: s
     return f"{FOLDER}/{attachment_id}/v{version}/{attempt}/{variant}"
 
 
+def lock(ids: Collection[int]) -> list[StoredObject]:
+    """Lock these objects until the caller's transaction ends, in the one order that keeps two of them apart."""
+    return list(StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id"))
+
+
+def lock_all_of(attachment_id: uuid.UUID) -> list[StoredObject]:
+    """Lock the original and every variant of an attachment, whose row the caller has locked."""
+    belongs = Q(attachment=attachment_id) | Q(variant__attachment=attachment_id)
+    return lock(list(StoredObject.objects.filter(belongs).values_list("id", flat=True)))
+
+
 def unknown(bucket: str, keys: Collection[str]) -> set[str]:
     """Those of the keys that no row names; to be asked after the storage listed them, for a row comes first."""
     named = StoredObject.objects.filter(bucket=bucket).values_list("key", flat=True)
-    # First by the unique index, which has no results; so many at once would else be looked for in the whole table.
+    # First without `results`, so that the unique index serves; only what is left is looked for among them.
     unnamed = set(keys).difference(named.exclude(bucket_role=BucketRole.RESULTS).filter(key__in=keys))
     return unnamed.difference(named.filter(key__in=unnamed)) if unnamed else unnamed
 

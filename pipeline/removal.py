@@ -11,9 +11,9 @@ import logging
 import uuid
 
 from django.db import transaction
-from django.db.models import Q
 from django.db.models.functions import Now
 
+from attachments import objects
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline import lifecycle
 from pipeline.models import Job
@@ -27,19 +27,13 @@ def remove(attachment_id: uuid.UUID, *, actor: str) -> bool:
         attachment = Attachment.objects.select_for_update().filter(id=attachment_id, deleted_at__isnull=True).first()
         if attachment is None:
             return False
-        objects = _lock_objects(attachment)
+        trash = objects.lock_all_of(attachment.id)
         lifecycle.request_cancel(attachment)
         Variant.objects.filter(attachment=attachment).delete()
         _clear(attachment)
-        StoredObject.objects.filter(id__in=objects).update(bucket_role=BucketRole.TRASH)
-    logger.info("deleted", extra={"attachment_id": str(attachment_id), "actor": actor, "objects": len(objects)})
+        StoredObject.objects.filter(id__in=[stored.id for stored in trash]).update(bucket_role=BucketRole.TRASH)
+    logger.info("deleted", extra={"attachment_id": str(attachment_id), "actor": actor, "objects": len(trash)})
     return True
-
-
-def _lock_objects(attachment: Attachment) -> list[int]:
-    belongs = Q(attachment=attachment) | Q(variant__attachment=attachment)
-    ids = list(StoredObject.objects.filter(belongs).values_list("id", flat=True))
-    return list(StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id").values_list("id", flat=True))
 
 
 def _clear(attachment: Attachment) -> None:

@@ -230,8 +230,7 @@ def _lock_attachments(ids: QuerySet[Any, Any]) -> list[uuid.UUID]:
 
 
 def _lock_objects(chosen: QuerySet[StoredObject]) -> None:
-    ids = list(chosen.values_list("id", flat=True))
-    list(StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id").values_list("id"))
+    objects.lock(list(chosen.values_list("id", flat=True)))
 
 
 def _trash(object_ids: Collection[int]) -> None:

@@ -30,6 +30,7 @@ from pipeline.lifecycle.reopening import (
     repair,
     replay,
     reprocess,
+    restore_message,
 )
 from pipeline.lifecycle.rows import Lease, LeaseLost
 
@@ -58,5 +59,6 @@ __all__ = [
     "replay",
     "reprocess",
     "request_cancel",
+    "restore_message",
     "retry_later",
 ]

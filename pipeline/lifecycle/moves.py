@@ -6,6 +6,7 @@ import datetime
 import logging
 import uuid
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -17,7 +18,7 @@ from django.db.models.functions import Coalesce, Now
 from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
-from pipeline import outbox, registry
+from pipeline import registry
 from pipeline.failures import WORKER_LOST, Failure
 from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_held, log, put_back
 from pipeline.models import Job, JobEvent
@@ -109,7 +110,7 @@ def record(
         Attachment.objects.select_for_update().get(id=lease.attachment_id)
         existing = Variant.objects.filter(**key).first()
         superseded = {existing.stored_object_id} - {object_id} if existing else set()
-        if lock_held(lease, objects={object_id} | superseded).cancel_requested_at is not None:
+        if lock_held(lease, object_ids={object_id} | superseded).cancel_requested_at is not None:
             raise Cancelled
         published = StoredObject.objects.filter(
             id=object_id, bucket_role__in=[BucketRole.STAGING, BucketRole.VARIANTS]
@@ -126,7 +127,7 @@ def record(
 
 def retry_later(lease: Lease, failure: Failure, *, pause: timedelta) -> None:
     """Processing to queued: a failure of the job's own, with chances left."""
-    _requeue(lease, pause=pause, reason=failure.code, detail=failure.cause, failures=F("failures") + 1, outage=None)
+    _requeue(lease, pause=pause, reason=failure.code, detail=failure.cause, failures=F("failures") + 1)
 
 
 def release(lease: Lease, *, reason: str, pause: timedelta, is_outage: bool = False) -> None:
@@ -135,7 +136,7 @@ def release(lease: Lease, *, reason: str, pause: timedelta, is_outage: bool = Fa
     `outage_since` remembers when an unbroken outage began, so that it can be given up on at last.
     """
     outage = Coalesce(F("outage_since"), Now()) if is_outage else None
-    _requeue(lease, pause=pause, reason=reason, detail="", failures=F("failures"), outage=outage)
+    _requeue(lease, pause=pause, reason=reason, failures=F("failures"), outage=outage)
 
 
 def complete(lease: Lease) -> None:
@@ -154,12 +155,7 @@ def complete(lease: Lease) -> None:
 def fail(lease: Lease, failure: Failure) -> None:
     """Processing to failed: a permanent error, or no chances left."""
     with transaction.atomic():
-        lock_held(lease)
-        end(held(lease), State.FAILED, failure)
-        log(
-            lease.job_id, State.PROCESSING, State.FAILED, attempt=lease.attempt, reason=failure.code,
-            actor=lease.worker, detail=failure.cause,
-        )  # fmt: skip
+        end(lock_held(lease), State.FAILED, actor=lease.worker, failure=failure)
 
 
 def recover(
@@ -167,8 +163,8 @@ def recover(
 ) -> int:
     """Processing to queued or failed(`worker_lost`) where the lease had run out by `looked_at`; returns how many moved.
 
-    The question may be held up on its way, and living workers' renewals with it: so it is not about now. What was not
-    renewed since `outage_ended` counts as no failure, but not twice in a row.
+    `looked_at`, and not now, since the statement may be delayed together with the renewals of living workers. A lease
+    that was not renewed since `outage_ended` costs no failure, but not twice in a row.
     """
     with transaction.atomic():
         expired = list(
@@ -204,16 +200,13 @@ def present(lease: Lease) -> frozenset[str]:
 def _complete(lease: Lease) -> None:
     version = lease.pipeline.version
     attachment = Attachment.objects.select_for_update().get(id=lease.attachment_id)
-    job = lock_held(lease, objects={lease.original.id} if lease.original else set())
+    job = lock_held(lease, object_ids={lease.original.id} if lease.original else set())
     if job.cancel_requested_at is not None:
         raise Cancelled
     missing = lease.pipeline.promised - present(lease)
     if missing:
         raise Incomplete(f"missing: {', '.join(sorted(missing))}")
-    end(held(lease), State.READY)
-    log(
-        lease.job_id, State.PROCESSING, State.READY, attempt=lease.attempt, reason="completed", actor=lease.worker
-    )  # fmt: skip
+    end(job, State.READY, actor=lease.worker)
     if attachment.served_version is None or attachment.served_version <= version:
         media = job.media or attachment.media
         Attachment.objects.filter(id=lease.attachment_id).update(served_version=version, media=media)
@@ -233,21 +226,28 @@ def _lease_end() -> Expression:
 
 
 def _requeue(
-    lease: Lease, *, pause: timedelta, reason: str, detail: str, failures: Expression | F, outage: Expression | None
+    lease: Lease,
+    *,
+    pause: timedelta,
+    reason: str,
+    detail: str = "",
+    failures: Expression | F,
+    outage: Expression | None = None,
 ) -> None:
     with transaction.atomic():
-        job = lock_held(lease)
-        put_back(held(lease), pause=pause, failures=failures, outage=outage)
-        job.attempt += 1
-        log(
-            job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason=reason, actor=lease.worker,
+        put_back(
+            lock_held(lease),
+            reason=reason,
+            actor=lease.worker,
             detail=detail,
-        )  # fmt: skip
-        outbox.enqueue(job, pause=pause)
+            failures=failures,
+            outage=outage,
+            pause=pause,
+        )
 
 
 def _take_back(job: Job, outage_ended: datetime.datetime | None) -> bool:
-    """False, and an ERROR in the log, for a job that something has made unfit for its message: others must not wait."""
+    """One job that cannot be put back is logged as an ERROR and left, so that the others do not wait; False then."""
     try:
         with transaction.atomic():
             if outage_ended and _was_lost_in_outage(job, ended=outage_ended):
@@ -267,32 +267,13 @@ def _was_lost_in_outage(job: Job, *, ended: datetime.datetime) -> bool:
 
 def _hand_back(job: Job) -> None:
     """What its worker could not write."""
-    holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
-    put_back(holder, pause=timedelta(0), failures=F("failures"), outage=Now())
-    job.attempt += 1
-    log(
-        job.job_id, State.PROCESSING, State.QUEUED, attempt=job.attempt, reason="outage", actor=DISPATCHER,
-        detail=f"the lease of {job.leased_by} ran out while the database was away",
-    )  # fmt: skip
-    outbox.enqueue(job)
+    lost = f"the lease of {job.leased_by} ran out while the database was away"
+    put_back(job, reason="outage", actor=DISPATCHER, detail=lost, failures=F("failures"), outage=Now())
 
 
 def _recover_one(job: Job) -> None:
-    holder = Job.objects.filter(job_id=job.job_id, state=State.PROCESSING, lease_token=job.lease_token)
-    is_dead, lost = job.failures + 1 >= settings.MAX_FAILURES, f"the lease of {job.leased_by} ran out"
-    if is_dead:
-        end(holder, State.FAILED, WORKER_LOST)
+    lost = f"the lease of {job.leased_by} ran out"
+    if job.failures + 1 >= settings.MAX_FAILURES:
+        end(job, State.FAILED, actor=DISPATCHER, failure=replace(WORKER_LOST, cause=lost))
     else:
-        put_back(holder, pause=timedelta(0), failures=F("failures") + 1, outage=None)
-        job.attempt += 1
-    log(
-        job.job_id,
-        State.PROCESSING,
-        State.FAILED if is_dead else State.QUEUED,
-        attempt=job.attempt,
-        reason=WORKER_LOST.code if is_dead else "lease_expired",
-        actor=DISPATCHER,
-        detail=lost,
-    )
-    if not is_dead:
-        outbox.enqueue(job)
+        put_back(job, reason="lease_expired", actor=DISPATCHER, detail=lost, failures=F("failures") + 1)

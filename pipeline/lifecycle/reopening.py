@@ -12,12 +12,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 
 from django.db import transaction
-from django.db.models import Q, Value
+from django.db.models import F, Value
+from django.db.models.functions import Now
 
+from attachments import objects
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from pipeline import outbox, registry
 from pipeline.lifecycle.rows import begin, log, put_back
-from pipeline.models import Job
+from pipeline.models import Job, OutboxMessage
 from pipeline.registry import Pipeline
 from pipeline.states import State
 
@@ -57,7 +59,7 @@ def replay(job_id: uuid.UUID, *, attempt: int, actor: str, reason: str, pause: t
         job = _lock(job_id, need=State.FAILED, otherwise=NotFailed)
         if job.attempt != attempt:
             raise NotFailed(f"attempt {attempt} is not the newest")
-        return _reopen(job, State.FAILED, actor=actor, reason="replay", detail=reason, pause=pause)
+        return _reopen(job, actor=actor, reason="replay", detail=reason, pause=pause)
 
 
 def repair(job_id: uuid.UUID, *, variants: Collection[str], actor: str, detail: str) -> Reopened:
@@ -73,10 +75,10 @@ def repair(job_id: uuid.UUID, *, variants: Collection[str], actor: str, detail: 
         damaged = Variant.objects.filter(
             attachment=job.attachment_id, pipeline_version=job.pipeline_version, variant__in=variants
         )
-        objects = list(damaged.values_list("stored_object", flat=True))
+        trash = list(damaged.values_list("stored_object", flat=True))
         damaged.delete()
-        StoredObject.objects.filter(id__in=objects).update(bucket_role=BucketRole.TRASH)
-        return _reopen(job, State.READY, actor=actor, reason="repair", detail=detail)
+        StoredObject.objects.filter(id__in=trash).update(bucket_role=BucketRole.TRASH)
+        return _reopen(job, actor=actor, reason="repair", detail=detail)
 
 
 def reprocess(attachment_id: uuid.UUID, *, pipeline: Pipeline, actor: str) -> Job:
@@ -96,6 +98,21 @@ def reprocess(attachment_id: uuid.UUID, *, pipeline: Pipeline, actor: str) -> Jo
         return begin(job, pipeline, reason="reprocess", actor=actor)
 
 
+def restore_message(job_id: uuid.UUID, *, actor: str) -> bool:
+    """Write the lost message of a queued job's attempt again, due when the job is; False when the job moved on.
+
+    Changes no state, but leaves a line of history.
+    """
+    with transaction.atomic():
+        queued = Job.objects.select_for_update().filter(job_id=job_id, state=State.QUEUED)
+        job = queued.annotate(wait=F("due_at") - Now()).first()
+        if job is None or OutboxMessage.objects.filter(job=job, attempt=job.attempt).exists():
+            return False
+        outbox.enqueue(job, pause=max(job.wait, timedelta(0)))
+        log(job_id, State.QUEUED, State.QUEUED, attempt=job.attempt, reason="message_restored", actor=actor)
+    return True
+
+
 def _lock(job_id: uuid.UUID, *, need: State, otherwise: type[Exception]) -> Job:
     """Lock attachment, original and job; the job must be in the state that the move leaves."""
     found = Job.objects.filter(job_id=job_id).first()
@@ -113,28 +130,29 @@ def _lock_objects(attachment_id: uuid.UUID) -> None:
     attachment = Attachment.objects.select_for_update().filter(id=attachment_id).first()
     if attachment is None:
         raise Gone("there is no such attachment")
-    belongs = Q(attachment=attachment) | Q(variant__attachment=attachment)
-    ids = list(StoredObject.objects.filter(belongs).values_list("id", flat=True))
-    locked = StoredObject.objects.select_for_update().filter(id__in=ids).order_by("id")
-    kept = {stored.id for stored in locked if stored.bucket_role != BucketRole.TRASH}
+    kept = {stored.id for stored in objects.lock_all_of(attachment_id) if stored.bucket_role != BucketRole.TRASH}
     if attachment.deleted_at is not None or attachment.original_id not in kept:
         raise Gone("the original is no longer kept")
 
 
-def _reopen(job: Job, was: State, *, actor: str, reason: str, detail: str, pause: timedelta = timedelta(0)) -> Reopened:
+def _reopen(job: Job, *, actor: str, reason: str, detail: str, pause: timedelta = timedelta(0)) -> Reopened:
     before: dict[str, str | int] = {
-        "state": was,
+        "state": State(job.state),
         "attempt": job.attempt,
         "failures": job.failures,
         "error_code": job.error_code,
         "error_step": job.error_step,
     }
-    guarded = Job.objects.filter(job_id=job.job_id, state=was, attempt=job.attempt)
-    # Whoever begins it anew withdraws the wish to stop it, which would end the attempt at its claim.
-    put_back(guarded, pause=pause, failures=Value(0), outage=None, cancel_requested_at=None)
-    job.attempt += 1
-    log(job.job_id, was, State.QUEUED, attempt=job.attempt, reason=reason, actor=actor, detail=detail)
-    outbox.enqueue(job, pause=pause)
+    put_back(
+        job,
+        reason=reason,
+        actor=actor,
+        detail=detail,
+        failures=Value(0),
+        pause=pause,
+        # Whoever begins it anew withdraws the wish to stop it, which would end the attempt at its claim.
+        cancel_requested_at=None,
+    )
     return Reopened(
         job_id=job.job_id, before=before, after={"state": State.QUEUED, "attempt": job.attempt, "failures": 0}
     )

@@ -11,6 +11,7 @@ from typing import Any
 from django.db.models import Expression, F, QuerySet
 from django.db.models.functions import Now
 
+from attachments import objects
 from attachments.models import StoredObject
 from pipeline import outbox
 from pipeline.failures import Failure
@@ -44,10 +45,10 @@ def held(lease: Lease) -> QuerySet[Job]:
     return Job.objects.filter(job_id=lease.job_id, state=State.PROCESSING, lease_token=lease.token)
 
 
-def lock_held(lease: Lease, *, objects: Collection[int] = ()) -> Job:
+def lock_held(lease: Lease, *, object_ids: Collection[int] = ()) -> Job:
     """Lock objects, then the job, in the order that everything else uses; LeaseLost when it is not ours."""
-    if objects:
-        list(StoredObject.objects.select_for_update().filter(id__in=objects).order_by("id").values_list("id"))
+    if object_ids:
+        objects.lock(object_ids)
     job: Job | None = held(lease).select_for_update().first()
     if job is None:
         raise LeaseLost
@@ -65,15 +66,20 @@ def begin(job: Job, pipeline: Pipeline, *, reason: str, actor: str) -> Job:
 
 
 def put_back(
-    guarded: QuerySet[Job],
+    job: Job,
     *,
-    pause: timedelta,
+    reason: str,
+    actor: str,
+    detail: str = "",
     failures: Expression | F,
-    outage: Expression | None,
+    outage: Expression | None = None,
+    pause: timedelta = timedelta(0),
     **columns: Any,
 ) -> None:
-    change(
-        guarded,
+    """The locked job to queued: its next attempt, due after `pause`, with its line of history and its message."""
+    was = State(job.state)
+    _change(
+        job,
         state=State.QUEUED,
         attempt=F("attempt") + 1,
         failures=failures,
@@ -85,11 +91,16 @@ def put_back(
         finished_at=None,
         **columns,
     )
+    job.attempt += 1
+    log(job.job_id, was, State.QUEUED, attempt=job.attempt, reason=reason, actor=actor, detail=detail)
+    outbox.enqueue(job, pause=pause)
 
 
-def end(guarded: QuerySet[Job], state: State, failure: Failure | None = None) -> None:
-    change(
-        guarded,
+def end(job: Job, state: State, *, actor: str, failure: Failure | None = None) -> None:
+    """The locked job to ready, or to failed for the reason given, with its line of history."""
+    was = State(job.state)
+    _change(
+        job,
         state=state,
         finished_at=Now(),
         outage_since=None,
@@ -98,11 +109,21 @@ def end(guarded: QuerySet[Job], state: State, failure: Failure | None = None) ->
         error_step=failure.step if failure else "",
         error=failure.sentence if failure else "",
     )
+    log(
+        job.job_id,
+        was,
+        state,
+        attempt=job.attempt,
+        reason=failure.code if failure else "completed",
+        actor=actor,
+        detail=failure.cause if failure else "",
+    )
 
 
-def change(guarded: QuerySet[Job], **columns: Any) -> None:
-    """Take the lease away and write the columns; the row count is the answer."""
-    if not guarded.update(lease_token=None, lease_until=None, leased_by="", **columns):
+def _change(job: Job, **columns: Any) -> None:
+    """Take the lease away and write the columns, if the row is as it was locked; the row count is the answer."""
+    as_locked = Job.objects.filter(job_id=job.job_id, state=job.state, attempt=job.attempt, lease_token=job.lease_token)
+    if not as_locked.update(lease_token=None, lease_until=None, leased_by="", **columns):
         raise LeaseLost
 
 

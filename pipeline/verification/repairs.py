@@ -6,18 +6,10 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
-from datetime import timedelta
-
-from django.db import transaction
-from django.db.models import F
-from django.db.models.functions import Now
 
 from attachments.models import StoredObject
-from pipeline import lifecycle, outbox
+from pipeline import lifecycle
 from pipeline.lifecycle import Gone, NotReady
-from pipeline.lifecycle.rows import log
-from pipeline.models import Job, OutboxMessage
-from pipeline.states import State
 from pipeline.verification.findings import Finding, Kind
 from pipeline.verification.looks import Flaw, look
 
@@ -57,14 +49,6 @@ def _made_again(lost: list[Finding], job_id: uuid.UUID, original: StoredObject |
 
 
 def _sent_again(finding: Finding, job_id: uuid.UUID) -> Finding:
-    """Write the message of the job's attempt, due when the job is. Under its lock the job cannot move on."""
-    with transaction.atomic():
-        queued = Job.objects.select_for_update().filter(job_id=job_id, state=State.QUEUED)
-        job = queued.annotate(wait=F("due_at") - Now()).first()
-        if job is None or OutboxMessage.objects.filter(job=job, attempt=job.attempt).exists():
-            return replace(finding, outcome="moved on meanwhile", is_repaired=True)
-        outbox.enqueue(job, pause=max(job.wait, timedelta(0)))
-        log(
-            job_id, State.QUEUED, State.QUEUED, attempt=job.attempt, reason="message_restored", actor=ACTOR
-        )  # fmt: skip
-    return replace(finding, outcome="its message is written again", is_repaired=True)
+    was_lost = lifecycle.restore_message(job_id, actor=ACTOR)
+    outcome = "its message is written again" if was_lost else "moved on meanwhile"
+    return replace(finding, outcome=outcome, is_repaired=True)
