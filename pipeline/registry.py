@@ -41,17 +41,16 @@ PIPELINES: tuple[Pipeline, ...] = (
     Pipeline(name="store", version=1, queue="images", steps=()),
 )
 
-_BY_VERSION = {(pipeline.name, pipeline.version): pipeline for pipeline in PIPELINES}
 #: The family of a detected type names its pipeline.
 _BY_FAMILY = {"image": "image"}
 
 
 def get(name: str, version: int) -> Pipeline:
     """The pipeline of that name and version; UnknownPipeline when this release does not have it."""
-    try:
-        return _BY_VERSION[name, version]
-    except KeyError:
-        raise UnknownPipeline(f"{name} v{version}") from None
+    for pipeline in PIPELINES:
+        if (pipeline.name, pipeline.version) == (name, version):
+            return pipeline
+    raise UnknownPipeline(f"{name} v{version}")
 
 
 def newest(name: str) -> Pipeline:

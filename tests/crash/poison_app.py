@@ -20,7 +20,6 @@ registry.PIPELINES = tuple(
     )
     for known in registry.PIPELINES
 )
-registry._BY_VERSION.update({(known.name, known.version): known for known in registry.PIPELINES})
 
 from config.celery import app  # noqa: E402
 

@@ -234,7 +234,6 @@ django.setup()
 from pipeline import registry
 newer = dataclasses.replace(registry.newest("image"), version=2)
 registry.PIPELINES += (newer,)
-registry._BY_VERSION["image", 2] = newer
 execute_from_command_line(["manage.py", "reprocess", "--pipeline", "image", "--yes", "--rate", "1"])
 """
 
