@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-#: Well beyond a lease: nobody else's work is in such hands any more.
+#: Four leases by default: `recover` has given the job away long before.
 SILENCE_SECONDS = 60.0
 PUT_OFF_EVERY_SECONDS = 1.0
 

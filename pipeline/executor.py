@@ -13,14 +13,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
-
-from django.db import Error, connection
 
 from attachments import objects, storage
 from attachments.models import StoredObject
@@ -79,21 +75,13 @@ def _run(lease: Lease, heartbeat: Heartbeat) -> str:
     except ShuttingDown:
         raise
     except SystemExit:
-        _hand_back(lease)
+        outcomes.hand_back(lease)
         raise
     except Exception as error:  # noqa: BLE001  (the worker's slot must survive; outcomes decides what it means)
         return outcomes.settle(lease, error, heartbeat, step=step)
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome="ready").inc()
     logger.info("attempt_ended", extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": "ready"})
     return "ready"
-
-
-def _hand_back(lease: Lease) -> None:
-    """This process itself was told to end, as systemd tells every one of a service. One try: it has to go."""
-    # The signal may have interrupted a question to the database, whose answer would be taken for the next one's.
-    connection.close()
-    with suppress(Error, LeaseLost):
-        lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
 
 
 def fetch(attempt: Attempt) -> None:

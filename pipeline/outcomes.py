@@ -11,6 +11,7 @@ import traceback
 from datetime import timedelta
 
 from django.conf import settings
+from django.db import Error, connection
 
 from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavailable
 from attachments.outages import is_database_away
@@ -22,7 +23,7 @@ from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 
 #: Trying again cannot help.
 PERMANENT: tuple[type[Exception], ...] = (Refused, BadFile)
-#: Not the job's fault: it waits. So it does for a database that is away, where somebody asked it without patience.
+#: Not the job's fault: it waits. An error of the database that got past `patiently` counts as one too.
 OUTAGE: tuple[type[Exception], ...] = (StorageUnavailable, NoProcess)
 OUTAGE_PAUSE = timedelta(seconds=10)
 JITTER = 0.2
@@ -46,6 +47,18 @@ def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: st
     metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome=outcome).inc()
     _tell(lease, outcome, error)
     return outcome
+
+
+def hand_back(lease: Lease) -> None:
+    """End the attempt of a process that was itself told to end, as systemd tells all of a service; it has one try."""
+    # The signal may have interrupted a question to the database, whose answer would be taken for the next one's.
+    connection.close()
+    try:
+        lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
+    except (Error, LeaseLost):
+        return
+    metrics.OUTCOMES.labels(pipeline=lease.pipeline.name, outcome="released").inc()
+    _tell(lease, "released", Interrupted())
 
 
 def pause_after(failures: int) -> timedelta:
