@@ -129,7 +129,7 @@ class Attachments(OwnersView):
             self._count(as_problem(error))
             raise
         headers = {"Location": _address(request, accepted.attachment.id), "Retry-After": "1"}
-        if accepted.is_replay:
+        if accepted.is_repeat:
             headers["Idempotent-Replayed"] = "true"
         return Response(AcceptedSerializer(accepted).data, status=202, headers=headers)
 

@@ -138,6 +138,12 @@ class Attachment(models.Model):
         return str(self.id)
 
 
+def original_kept(path: str = "") -> Q:
+    """Of living attachments, found by `path` ("attachment__"), those whose original is there to work on."""
+    living = Q(**{f"{path}deleted_at__isnull": True, f"{path}original__isnull": False})
+    return living & ~Q(**{f"{path}original__bucket_role": BucketRole.TRASH})
+
+
 class Variant(models.Model):
     """One derived object of an attachment, unique by the effect key (attachment, pipeline_version, variant)."""
 

@@ -235,7 +235,7 @@ def _prepare(instance: Any, **_: Any) -> None:
 
 @worker_process_init.connect
 def _begin_child(**_: Any) -> None:
-    """A child that was killed left the files it worked on; its successor removes them."""
+    """Remove what a killed predecessor left, and let this child end itself when it hangs (`deadman`)."""
     from pipeline import deadman, scratch
 
     scratch.clear_abandoned()

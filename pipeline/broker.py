@@ -17,7 +17,6 @@ import kombu
 from amqp.exceptions import AMQPError, NotFound, PreconditionFailed
 from amqp.serialization import PROPERTY_CLASSES
 from django.conf import settings
-from prometheus_client import Gauge
 
 from pipeline import failpoints, metrics, wire
 from pipeline.wire import Message
@@ -35,13 +34,6 @@ WRITE_SECONDS = 5
 LOOK_SECONDS = 2
 #: Messages encoded together and written in one call.
 RUN = 50
-
-DEAD_LETTERS = Gauge(
-    "holdfast_dead_letters",
-    "Messages in a dead-letter queue; absent until the broker was asked, then the last that it said.",
-    ["queue"],
-    multiprocess_mode="livemostrecent",
-)
 
 # Every process that receives has imported this module.
 PROPERTY_CLASSES.update({kind: wire.forgiving(decode) for kind, decode in PROPERTY_CLASSES.items()})
@@ -240,7 +232,7 @@ class Publisher:
         """Tell the gauge; it keeps its value while nobody knows."""
         letters = self.ready(DEAD_QUEUE)
         if letters is not None:
-            DEAD_LETTERS.labels(queue=DEAD_QUEUE).set(letters)
+            metrics.DEAD_LETTERS.labels(queue=DEAD_QUEUE).set(letters)
 
     def close(self) -> None:
         """Drop the connection without waiting for the broker's farewell."""

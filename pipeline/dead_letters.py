@@ -74,15 +74,15 @@ def states_of(letters: Collection[Letter]) -> dict[uuid.UUID, str]:
 def _letter(message: Any) -> Letter:
     headers = message.properties.get("application_headers") or {}
     body = message.body if isinstance(message.body, bytes) else str(message.body).encode("utf-8", "replace")
-    message_id = printable(message.properties.get("message_id") or "")
+    message_id = _escaped(message.properties.get("message_id") or "")
     deaths = _deaths(headers)
     return Letter(
         id=message_id or f"sha256:{hashlib.sha256(body).hexdigest()[:16]}",
         job_id=_job_id(message_id),
-        queue=printable(str(deaths[0].get("queue", UNKNOWN))) if deaths else UNKNOWN,
+        queue=_escaped(str(deaths[0].get("queue", UNKNOWN))) if deaths else UNKNOWN,
         reason=_reason(headers, deaths),
         died_at=_died_at(deaths),
-        preview="" if _is_ours(body) else printable(body[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")),
+        preview="" if _is_ours(body) else _escaped(body[:PREVIEW_BYTES].decode("utf-8", "backslashreplace")),
     )
 
 
@@ -104,7 +104,7 @@ def _reason(headers: dict[str, Any], deaths: list[dict[str, Any]]) -> str:
     if UNREADABLE in headers:
         return f"unreadable: {headers[UNREADABLE]}"
     told = [f"{death.get('reason', UNKNOWN)} ×{death.get('count', '?')}" for death in deaths]
-    return printable(", ".join(told)) or UNKNOWN
+    return _escaped(", ".join(told)) or UNKNOWN
 
 
 def _died_at(deaths: list[dict[str, Any]]) -> datetime.datetime | None:
@@ -121,6 +121,6 @@ def _is_ours(body: bytes) -> bool:
     return (kwargs, embed) == ({}, {})
 
 
-def printable(text: str) -> str:
+def _escaped(text: str) -> str:
     """Without what could steer a terminal or turn the text around."""
     return "".join(sign if sign.isprintable() else sign.encode("unicode_escape").decode() for sign in text)

@@ -77,11 +77,11 @@ class Received:
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """What was committed; `is_replay` when the idempotency key led to what was accepted before."""
+    """What was committed; `is_repeat` when the idempotency key led to what was accepted before."""
 
     attachment: Attachment
     job: Job
-    is_replay: bool = False
+    is_repeat: bool = False
 
 
 class Receiver:
@@ -183,7 +183,7 @@ def accept(received: Received, request: Request) -> Accepted:
         received.discard()
         if not _is_taken_key(error):
             raise
-        return _replay(received, request)
+        return _repeat(received, request)
     failpoints.hit("after_commit")
     metrics.ACCEPTED.labels(pipeline=accepted.job.pipeline, source=request.source).inc()
     logger.info("accepted", extra={"job_id": str(accepted.job.job_id), "size": received.written.size})
@@ -196,7 +196,7 @@ def find_accepted(owner: User, idempotency_key: str) -> Accepted | None:
     if attachment is None:
         return None
     job = attachment.jobs.earliest("created_at")
-    return Accepted(attachment=attachment, job=job, is_replay=True)
+    return Accepted(attachment=attachment, job=job, is_repeat=True)
 
 
 def _check(received: Received, request: Request) -> None:
@@ -259,7 +259,7 @@ def _insert(received: Received, request: Request) -> Accepted:
 
 
 def _measure(received: Received) -> None:
-    """Write down the original's size and digest; an upload so slow that the sweep took it for forgotten is none."""
+    """Write down the original's size and digest. StorageUnavailable when the sweep took a slow upload for forgotten."""
     kept = StoredObject.objects.filter(id=received.stored.id, bucket_role=BucketRole.STAGING).update(
         size=received.written.size, sha256=received.written.sha256
     )
@@ -267,7 +267,7 @@ def _measure(received: Received) -> None:
         raise StorageUnavailable("the original was swept away before it was accepted")
 
 
-def _replay(received: Received, request: Request) -> Accepted:
+def _repeat(received: Received, request: Request) -> Accepted:
     """The key is taken: the same bytes and parameters get the same answer, others are refused.
 
     So is a repeated request that was held up on its way until after the deletion: it must not bring the file back.

@@ -50,7 +50,8 @@ def redispatch(publisher: Publisher | None = None) -> int:
     """Send again the messages of stranded jobs; a plain backlog is left alone. Returns how many.
 
     A job is stranded when its message was sent a while ago and, at two looks in a row, its queue had got past it.
-    Looks closer together than half of REDISPATCH_EVERY_SECONDS are one. Raises BrokerUnavailable.
+    Looks closer together than half of REDISPATCH_EVERY_SECONDS are one. Counts the dead letters on the way. Raises
+    BrokerUnavailable.
     """
     own = publisher or Publisher()
     try:

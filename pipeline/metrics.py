@@ -16,6 +16,12 @@ BROKER_UP = Gauge(
     ["role"],
     multiprocess_mode="min",
 )
+DEAD_LETTERS = Gauge(
+    "holdfast_dead_letters",
+    "Messages in a dead-letter queue; absent until the broker was asked, then the last that it said.",
+    ["queue"],
+    multiprocess_mode="livemostrecent",
+)
 OUTCOMES = Counter("holdfast_attempts_total", "Attempts by how they ended.", ["pipeline", "outcome"])
 UNCLAIMED = Counter("holdfast_unclaimed_total", "Messages that entitled to no work, by reason.", ["reason"])
 ATTEMPT_SECONDS = Histogram(

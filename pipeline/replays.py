@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 from django.contrib.auth.models import User
 from django.db import transaction
-from django.db.models import Count, Max, Min, Q, QuerySet
+from django.db.models import Count, Max, Min, QuerySet
 
-from attachments.models import BucketRole
+from attachments.models import original_kept
 from attachments.names import printable
 from pipeline import lifecycle
 from pipeline.models import Job, Replay, ReplayedJob
@@ -43,9 +43,7 @@ FILTERS = {
     "failed_before": "finished_at__lt",
     "owner": "attachment__owner__username",
 }
-_KEPT = Q(attachment__deleted_at__isnull=True, attachment__original__isnull=False) & ~Q(
-    attachment__original__bucket_role=BucketRole.TRASH
-)
+_KEPT = original_kept("attachment__")
 
 logger = logging.getLogger(__name__)
 
@@ -129,17 +127,15 @@ class Act:
             )
             ReplayedJob.objects.create(replay=row, job_id=seen.job_id, before=reopened.before, after=reopened.after)
         self.row = row
+        logger.info("replayed", extra={"job_id": str(seen.job_id), "actor": self.actor, "via": self.via})
 
     def replay_all(self, jobs: Iterable[Seen], *, per_second: float = PER_SECOND) -> Generator[Fate]:
         """Put them back one by one, due one after the other, and tell what became of each."""
         replayed = 0
-        try:
-            for seen in jobs:
-                fate = self._try(seen, pause=timedelta(seconds=replayed / per_second))
-                replayed += fate is Fate.REPLAYED
-                yield fate
-        finally:
-            logger.info("replayed", extra={"actor": self.actor, "via": self.via, "jobs": replayed})
+        for seen in jobs:
+            fate = self._try(seen, pause=timedelta(seconds=replayed / per_second))
+            replayed += fate is Fate.REPLAYED
+            yield fate
 
     def _begin(self) -> Replay:
         return Replay.objects.create(

@@ -12,10 +12,10 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from django.db.models import Count, Exists, OuterRef, Q, QuerySet
+from django.db.models import Count, Exists, OuterRef, QuerySet
 from django.db.models.functions import Now
 
-from attachments.models import Attachment, BucketRole
+from attachments.models import Attachment, original_kept
 from pipeline import lifecycle, registry
 from pipeline.lifecycle import AlreadyThere, Gone
 from pipeline.models import Job
@@ -75,7 +75,7 @@ class Reprocessing:
             return Plan(
                 matching=dict(matching),
                 begun={State(state): count for state, count in begun},
-                gone=self._older().filter(_is_gone()).exclude(self._is_begun()).count(),
+                gone=self._older().exclude(original_kept()).exclude(self._is_begun()).count(),
             )
 
     def run(self, *, per_second: float, max_waiting: int) -> Iterator[Outcome]:
@@ -99,7 +99,7 @@ class Reprocessing:
         return Outcome.BEGUN
 
     def _candidates(self) -> QuerySet[Attachment]:
-        return self._older().exclude(_is_gone()).exclude(self._is_begun())
+        return self._older().filter(original_kept()).exclude(self._is_begun())
 
     def _older(self) -> QuerySet[Attachment]:
         """Living attachments that an older version of this pipeline serves."""
@@ -139,10 +139,6 @@ class Pace:
     def wait(self) -> None:
         time.sleep(max(0.0, self._next - time.monotonic()))
         self._next = max(self._next, time.monotonic()) + self._interval
-
-
-def _is_gone() -> Q:
-    return Q(original__isnull=True) | Q(original__bucket_role=BucketRole.TRASH)
 
 
 def _is_long(queue: str, limit: int) -> bool:

@@ -160,7 +160,7 @@ def test_any_file_is_stored_where_the_deployment_says_so(user: User, settings: A
 def test_the_same_key_bytes_and_parameters_lead_to_the_same_attachment(user: User, settings: Any) -> None:
     first = intake.accept(receive(png()), request(user, idempotency_key="k"))
     again = intake.accept(receive(png()), request(user, idempotency_key="k"))
-    assert (again.attachment.id, again.job.job_id, again.is_replay) == (first.attachment.id, first.job.job_id, True)
+    assert (again.attachment.id, again.job.job_id, again.is_repeat) == (first.attachment.id, first.job.job_id, True)
     assert (Attachment.objects.count(), OutboxMessage.objects.count(), len(stored_files(settings))) == (1, 1, 1)
 
 

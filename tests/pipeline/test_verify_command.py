@@ -85,7 +85,9 @@ def test_filters_and_limit_narrow_what_is_looked_at(damaged: Lease, leased: Call
             0,
             "Looked at 0 objects of 0 attachments, and for the rows of 0 objects in the storage.\n",
         )
-    code, report = verify("--attachment", str(damaged.attachment_id), "--owner", "ann", "--since", "2020-01-31")
+    code, report = verify(
+        "--attachment", str(damaged.attachment_id), "--owner", "ann", "--accepted-after", "2020-01-31"
+    )
     assert code == 1
     assert "of 1 attachments, and for the rows of 0 objects" in report
     assert "of 1 attachments, and for the rows of 2 objects" in verify("--attachment", str(damaged.attachment_id))[1]

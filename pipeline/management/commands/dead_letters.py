@@ -12,6 +12,7 @@ from django.core.management.base import BaseCommand, CommandError, CommandParser
 from pipeline import dead_letters
 from pipeline.broker import BrokerUnavailable
 from pipeline.dead_letters import Letter
+from pipeline.management import arguments
 
 HEADINGS = ("LETTER", "JOB", "THE JOB IS", "CAME FROM", "WHY", "AGE", "BODY THAT IS NOT OURS")
 NOBODY = "–"
@@ -26,7 +27,9 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         actions = parser.add_subparsers(dest="action", required=True, metavar="show | drop")
         show = actions.add_parser("show", help="list them, oldest first; they stay where they are")
-        show.add_argument("--limit", type=int, default=100, metavar="N", help="look at N letters at most (100)")
+        show.add_argument(
+            "--limit", type=arguments.at_least_one, default=100, metavar="N", help="look at N letters at most (100)"
+        )
         drop = actions.add_parser("drop", help="delete them")
         drop.add_argument("ids", nargs="*", metavar="LETTER", help="as `show` names it")
         drop.add_argument("--all", action="store_true", help="every letter that is there")

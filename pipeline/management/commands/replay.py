@@ -17,7 +17,7 @@ from django.db.models import QuerySet
 from attachments.names import printable
 from attachments.outages import is_database_away
 from pipeline import replays
-from pipeline.management import selecting
+from pipeline.management import arguments
 from pipeline.management.progress import Progress
 from pipeline.models import Job
 from pipeline.replays import Act, Fate, Look, UnusableReason
@@ -49,20 +49,20 @@ class Command(BaseCommand):
         chosen.add_argument("--error-code", metavar="CODE")
         chosen.add_argument("--error-step", metavar="STEP", help="such as image; '' for a failure outside of the steps")
         chosen.add_argument("--pipeline", metavar="NAME")
-        chosen.add_argument("--pipeline-version", type=selecting.at_least_one, metavar="V")
-        chosen.add_argument("--failed-after", type=selecting.moment, metavar="TIME", help="such as 2026-01-31T12:00")
-        chosen.add_argument("--failed-before", type=selecting.moment, metavar="TIME")
+        chosen.add_argument("--pipeline-version", type=arguments.at_least_one, metavar="V")
+        chosen.add_argument("--failed-after", type=arguments.moment, metavar="TIME", help="such as 2026-01-31T12:00")
+        chosen.add_argument("--failed-before", type=arguments.moment, metavar="TIME")
         chosen.add_argument("--owner", metavar="USERNAME")
         parser.add_argument("--reason", default="", help="why, for those who read the history later (required)")
         parser.add_argument("--by", default="", metavar="NAME", help="who asks, where your login name does not tell")
         parser.add_argument("--dry-run", action="store_true", help="count by error code and step, and replay nothing")
         parser.add_argument("--yes", action="store_true", help="do not ask before replaying")
         parser.add_argument(
-            "--limit", type=selecting.at_least_one, default=replays.LIMIT, metavar="N", help="N jobs at most (1000)"
+            "--limit", type=arguments.at_least_one, default=replays.LIMIT, metavar="N", help="N jobs at most (1000)"
         )
         parser.add_argument(
             "--rate",
-            type=selecting.above_zero,
+            type=arguments.above_zero,
             default=replays.PER_SECOND,
             metavar="N",
             help="how many fall due in a second (10), so that new uploads find their turn between them",
@@ -89,7 +89,10 @@ class Command(BaseCommand):
         )
         fates = self._carry_out(act, found, rate=options["rate"])
         if fates[Fate.REPLAYED] < named:
-            raise CommandError("Not all of the jobs named were replayed.", returncode=SOME_LEFT)
+            raise CommandError(
+                "Not all of the jobs named were replayed. The lines above say why; their pages in the admin tell more.",
+                returncode=SOME_LEFT,
+            )
         if found.left:
             raise CommandError(f"More match: {found.left:,}. {AGAIN}", returncode=NOT_FINISHED)
 

@@ -13,7 +13,7 @@ from django.db import Error
 
 from attachments.outages import is_database_away
 from pipeline import registry, reprocessing
-from pipeline.management import selecting
+from pipeline.management import arguments
 from pipeline.management.progress import Progress
 from pipeline.registry import Pipeline, UnknownPipeline
 from pipeline.reprocessing import NothingNewer, Outcome, Plan, Reprocessing
@@ -31,21 +31,21 @@ class Command(BaseCommand):
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("--pipeline", required=True, metavar="NAME")
         parser.add_argument(
-            "--to-version", type=selecting.at_least_one, metavar="V", help="the newest unless given"
+            "--to-version", type=arguments.at_least_one, metavar="V", help="the newest unless given"
         )  # fmt: skip
         parser.add_argument(
-            "--from-version", type=selecting.at_least_one, metavar="V", help="only what this version serves"
+            "--from-version", type=arguments.at_least_one, metavar="V", help="only what this version serves"
         )
-        selecting.add_arguments(parser)
+        arguments.add_selection(parser)
         parser.add_argument("--dry-run", action="store_true", help="count, and begin nothing")
         parser.add_argument("--yes", action="store_true", help="do not ask before beginning")
-        parser.add_argument("--limit", type=selecting.at_least_one, metavar="N", help="begin at most N jobs")
+        parser.add_argument("--limit", type=arguments.at_least_one, metavar="N", help="begin at most N jobs")
         parser.add_argument(
-            "--rate", type=selecting.above_zero, default=5.0, metavar="N", help="jobs begun a second (5)"
+            "--rate", type=arguments.above_zero, default=5.0, metavar="N", help="jobs begun a second (5)"
         )  # fmt: skip
         parser.add_argument(
             "--max-waiting",
-            type=selecting.at_least_one,
+            type=arguments.at_least_one,
             default=20,
             metavar="N",
             help="hold back while more jobs than this wait in the queue, new uploads included (20)",
@@ -54,7 +54,7 @@ class Command(BaseCommand):
     def handle(self, *_args: Any, **options: Any) -> None:
         work = Reprocessing(
             pipeline=_target(options["pipeline"], options["to_version"]),
-            selection=selecting.selection(options),
+            selection=arguments.selection(options),
             from_version=options["from_version"],
         )
         plan = work.plan()

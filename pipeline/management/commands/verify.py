@@ -16,7 +16,7 @@ from attachments.errors import StorageUnavailable
 from attachments.models import StoredObject
 from attachments.outages import is_database_away
 from pipeline import verification
-from pipeline.management import selecting
+from pipeline.management import arguments
 from pipeline.management.progress import Progress
 from pipeline.selection import Selection, unhurried
 from pipeline.verification import Finding, Kind, Step
@@ -81,13 +81,13 @@ class Command(BaseCommand):
         parser.add_argument(
             "--repair", action="store_true", help="make damaged variants again, and write lost messages again"
         )
-        parser.add_argument("--limit", type=selecting.at_least_one, metavar="N", help="stop after N findings")
-        selecting.add_arguments(parser)
+        parser.add_argument("--limit", type=arguments.at_least_one, metavar="N", help="stop after N findings")
+        arguments.add_selection(parser)
 
     def handle(self, *_args: Any, **options: Any) -> None:
         tally = Tally()
         try:
-            self._walk(selecting.selection(options), tally, options)
+            self._walk(arguments.selection(options), tally, options)
         except LimitReached:
             self._report(tally)
             raise CommandError("Stopped at the limit; there may be more.", returncode=SOMETHING_IS_WRONG) from None

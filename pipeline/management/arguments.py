@@ -14,14 +14,14 @@ from attachments.models import Attachment
 from pipeline.selection import Selection
 
 
-def add_arguments(parser: CommandParser) -> None:
+def add_selection(parser: CommandParser) -> None:
     chosen = parser.add_argument_group("which attachments (all of them unless given; every option narrows)")
     chosen.add_argument(
         "--attachment", action="append", type=uuid.UUID, default=[], metavar="ID", help="may be repeated"
     )
     chosen.add_argument("--owner", default="", metavar="USERNAME")
     chosen.add_argument("--content-type", default="", metavar="TYPE", help="such as image/png or image/*")
-    chosen.add_argument("--accepted-after", "--since", type=moment, metavar="TIME", help="such as 2026-01-31T12:00")
+    chosen.add_argument("--accepted-after", type=moment, metavar="TIME", help="such as 2026-01-31T12:00")
     chosen.add_argument("--accepted-before", type=moment, metavar="TIME")
 
 
