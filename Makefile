@@ -6,7 +6,7 @@
 #   make test [ARGS='-k name -x']     runs the tests with a PostgreSQL and a RabbitMQ of their own
 #   make lint                         format, lint, types, layers, migrations, deployment
 #   make bench [ONLY=row]             measures this machine
-#   make chaos [SECONDS_TO_RUN=300]   kills, stops and cuts the stack while files are sent, and looks that none is lost;
+#   make chaos [SECONDS_TO_RUN=300]   kills, stops and cuts the stack while files are sent, and checks that none is lost;
 #                                     SEED=n repeats a run, REPORT=out.json as above (docs/chaos.md has more)
 #
 # CELERY_BROKER_URL, where set, names the RabbitMQ to use instead of a private one.
@@ -21,8 +21,8 @@ PRODUCTION := env -u LOCAL_STACK -u INSECURE_HTTP -u DEBUG ALLOWED_HOSTS=holdfas
 	DATABASE_URL=postgres://holdfast@127.0.0.1/holdfast CELERY_BROKER_URL=amqp://127.0.0.1// \
 	STORAGE_ROOT=/var/lib/holdfast
 
-# Many tests wait for something most of the time. Two processes, each with services of its own, share all of them;
-# those that were named, and a broker that was given, are for one.
+# Most tests wait most of the time, so two processes share them, each with services of its own. Named tests, and a
+# broker that was given, get one process.
 SIDE_BY_SIDE := --dist worksteal --tx popen --tx 'popen//python=env -u CELERY_BROKER_URL $(PYTHON) -m config.local exec -- $(PYTHON)'
 
 .PHONY: demo up test lint bench chaos
