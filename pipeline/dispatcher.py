@@ -29,7 +29,8 @@ _relay = Relay()
 def drain() -> int:
     """Relay everything that is due, once; what beat's `drain_outbox` calls. Returns how many were confirmed."""
     try:
-        return _relay.run()
+        with maintenance.watching_for_silence():
+            return _relay.run()
     except BrokerUnavailable as error:
         logger.warning("broker_unavailable", extra={"cause": str(error)})
         return 0
@@ -47,10 +48,11 @@ def run(stop: threading.Event) -> None:
     sweeping.start()
     logger.info("dispatcher_started")
     try:
-        while not stop.is_set():
-            for chore in chores:
-                chore.run_if_due()
-            listener.wait(settings.DISPATCHER_POLL_SECONDS, stop)
+        with maintenance.watching_for_silence():
+            while not stop.is_set():
+                for chore in chores:
+                    chore.run_if_due()
+                listener.wait(settings.DISPATCHER_POLL_SECONDS, stop)
     finally:
         relay.close()
         publisher.close()

@@ -9,7 +9,10 @@ import datetime
 import logging
 import math
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any
 
 from django.conf import settings
 from django.db import Error, connection, transaction
@@ -93,18 +96,33 @@ class Trust:
             self._is_unanswered = True
             raise
         answered_at = time.monotonic()
-        if self._answered_at is not None and answered_at - self._answered_at > _longest_silence():
+        was_silent = self._is_unanswered or answered_at - asked_at > _longest_silence()
+        if was_silent or (self._answered_at is not None and answered_at - self._answered_at > _longest_silence()):
             self._from = answered_at + settings.LEASE_SECONDS
         # A long absence of this process is no outage: work that brings a whole machine to a halt has to count.
-        is_other_connection = self._connected_at not in (None, connected_at)
-        if self._is_unanswered or is_other_connection or answered_at - asked_at > _longest_silence():
+        if was_silent or self._connected_at not in (None, connected_at):
             self.outage_ended = looked_at
         self._answered_at, self._connected_at, self._is_unanswered = answered_at, connected_at, False
         is_young = looked_at - connected_at < timedelta(seconds=settings.LEASE_SECONDS)
         return None if is_young or answered_at < self._from else looked_at
 
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Notice each question of this thread that the database left unanswered for long."""
+        with connection.execute_wrapper(self._time):
+            yield
+
+    def _time(self, execute: Callable[..., Any], *question: Any) -> Any:
+        asked_at = time.monotonic()
+        try:
+            return execute(*question)
+        finally:
+            self._is_unanswered |= time.monotonic() - asked_at > _longest_silence()
+
 
 _trust = Trust()
+#: For whoever asks the database between two looks: of a question that hung, the next look sees only a long gap.
+watching_for_silence = _trust.watching
 
 
 def _longest_silence() -> float:

@@ -229,14 +229,15 @@ def test_a_question_that_was_held_up_takes_no_living_workers_job(
     assert_nothing_was_spent()
 
 
+@pytest.mark.parametrize("outage", [pytest.param(REFUSING, id="refusing"), pytest.param(SILENT, id="silent")])
 def test_a_worker_that_dies_while_the_database_is_away_costs_no_chance(
-    running: Stack, busy: Process, proxy: Proxy
+    outage: Outage, running: Stack, busy: Process, proxy: Proxy
 ) -> None:
     """It may have been told to stop, and had no way to hand its work back."""
-    proxy.refuse()
+    outage.begin(proxy)
     busy.kill()
     until_lease_ran_out(running)
-    proxy.accept()
+    outage.end(proxy)
     busy.start()
     until_done(running)
     job = Job.objects.get()
