@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from typing import Any
 
 import kombu
@@ -18,10 +18,15 @@ from pipeline.dispatcher import Listener
 from pipeline.models import Job, OutboxMessage
 from tests.amqp_proxy import in_front_of
 from tests.messages import backlog
-from tests.rabbit import drain_queue
+from tests.rabbit import drain_queue, rabbitmqctl
 from tests.waiting import until
 
 pytestmark = pytest.mark.django_db(transaction=True)
+
+
+def make_due() -> None:
+    with connection.cursor() as cursor:
+        cursor.execute("UPDATE pipeline_outbox SET due_at = now() WHERE sent_at IS NULL")
 
 
 def test_a_due_row_is_sent_once_and_marked_with_the_time_of_its_confirm(
@@ -74,9 +79,36 @@ def test_an_unroutable_message_is_not_taken_for_sent(
     assert relay.relay_batch(publisher).confirmed == 0
     row = OutboxMessage.objects.get(job=job)
     assert (row.sent_at, row.last_error, row.tries) == (None, "returned", 1)
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+    make_due()
     assert relay.relay_batch(publisher).confirmed == 1
+
+
+def test_a_message_that_a_full_queue_refuses_is_sent_once_there_is_room(
+    queued: Callable[..., Job], publisher: Publisher, rabbit: kombu.Connection
+) -> None:
+    """RabbitMQ takes some beyond the limit before it refuses any, and goes on for a moment once it is empty."""
+    with at_most_one_message("images"):
+        until(lambda: queued() and relay.relay_batch(publisher).confirmed == 0)
+        row = OutboxMessage.objects.get(sent_at=None)
+        assert (row.last_error, row.tries) == ("refused", 1)
+        assert row.due_at > row.created_at
+        drain_queue(rabbit, "images")
+        until(lambda: relay_at_once(publisher) == 1)
+    assert [message.properties["message_id"] for message in drain_queue(rabbit, "images")] == [f"{row.job_id}:1"]
+
+
+@contextmanager
+def at_most_one_message(queue: str) -> Iterator[None]:
+    rabbitmqctl("set_policy", "short", f"^{queue}$", '{"max-length": 1}', "--apply-to", "queues")
+    try:
+        yield
+    finally:
+        rabbitmqctl("clear_policy", "short")
+
+
+def relay_at_once(publisher: Publisher) -> int:
+    make_due()
+    return relay.relay_batch(publisher).confirmed
 
 
 def test_without_a_broker_nothing_is_marked(queued: Callable[..., Job], settings: Any) -> None:
@@ -97,8 +129,7 @@ def test_a_connection_cut_between_batches_is_replaced(
     publisher._connection.connection.transport.sock.close()
     queued()
     sent = relay.relay_batch(publisher).confirmed
-    with connection.cursor() as cursor:
-        cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+    make_due()
     assert sent + relay.relay_batch(publisher).confirmed == 1
 
 
@@ -184,8 +215,7 @@ def test_a_blocked_broker_is_a_visible_state_and_never_a_hang(
         assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 1
         assert OutboxMessage.objects.get(job=job).sent_at is None
         proxy.unblock()
-        with connection.cursor() as cursor:
-            cursor.execute("UPDATE pipeline_outbox SET due_at = now()")
+        make_due()
         until(lambda: relay.relay_batch(publisher).confirmed == 1)
         assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 0
         publisher.close()
