@@ -89,7 +89,7 @@ class Run:
         if target.database_url:
             _use_settings(target.settings_environment())
         arena = TargetArena(target, door)
-        within = {"has_storage": bool(target.environment), "has_broker": bool(target.broker_url)}
+        within = {"has_storage": target.has_storage, "has_broker": bool(target.broker_url)}
         rows = within if target.database_url else None
         return 0 if self._all_holds(arena, door, pace=target.pace, rows=rows) else 1
 

@@ -54,6 +54,11 @@ class Target:
     environment: dict[str, str] = field(default_factory=dict)
     pace: dict[str, float] = field(default_factory=dict)
 
+    @property
+    def has_storage(self) -> bool:
+        """Whether it says where the objects are, and not only what timings it has."""
+        return not {"STORAGE_BACKEND", "STORAGE_ROOT"}.isdisjoint(self.environment)
+
     def settings_environment(self) -> dict[str, str]:
         """The settings under which the deployment's rows and objects are read from here."""
         return {

@@ -31,6 +31,17 @@ def test_the_example_of_the_documentation_can_be_read(tmp_path: Path) -> None:
     assert target.database_url and target.environment["STORAGE_BACKEND"] == "s3"
 
 
+@pytest.mark.parametrize(
+    ("environment", "has_storage"),
+    [("", False), ('LEASE_SECONDS = "3"', False), ('STORAGE_ROOT = "/srv"', True), ('STORAGE_BACKEND = "s3"', True)],
+)
+def test_objects_are_looked_at_only_where_the_storage_is_told(
+    environment: str, has_storage: bool, tmp_path: Path
+) -> None:
+    target = read_target(written(tmp_path, f"{MINIMAL}[environment]\n{environment}\n"))
+    assert target.has_storage is has_storage
+
+
 def test_a_token_may_come_from_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOLDFAST_TOKEN", "from-outside")
     target = read_target(written(tmp_path, MINIMAL.replace('token = "t"\n', "")))
