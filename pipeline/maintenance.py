@@ -71,6 +71,11 @@ def redispatch(publisher: Publisher | None = None) -> int:
     return resent
 
 
+def patience_after(redispatches: int) -> timedelta:
+    """For how long a message that was sent again so often is not suspected."""
+    return min(_patience() * 2.0 ** min(redispatches, _doublings()), REDISPATCH_CAP)
+
+
 class Trust:
     """Whether an expired lease means a dead worker, and not a database that answered nobody for a while.
 
@@ -159,7 +164,7 @@ class Looks:
                 continue
             self._passed[queue] = passed
             if queue in before:
-                sent_before = min(before[queue], passed - _patience())
+                sent_before = min(before[queue], passed - patience_after(0))
                 resent += _send_again(queue, due_before=passed, sent_before=sent_before)
         return resent
 
@@ -212,13 +217,17 @@ def _send_again(queue: str, *, due_before: datetime.datetime, sent_before: datet
 def _long_waiting() -> QuerySet[OutboxMessage]:
     """Messages of jobs that still wait for their claim, sent longer ago than their patience lasts."""
     overdue = Q()
-    for times in range(7):
-        patience = min(_patience() * 2**times, REDISPATCH_CAP)
-        matches = Q(redispatches=times) if times < 6 else Q(redispatches__gte=times)
-        overdue |= matches & Q(sent_at__lt=Now() - patience)
+    for times in range(_doublings() + 1):
+        matches = Q(redispatches=times) if times < _doublings() else Q(redispatches__gte=times)
+        overdue |= matches & Q(sent_at__lt=Now() - patience_after(times))
     return OutboxMessage.objects.filter(
         overdue, job__state=State.QUEUED, job__runner=Runner.WORKER, job__attempt=F("attempt")
     )
+
+
+def _doublings() -> int:
+    """After so many the patience is at its cap."""
+    return math.ceil(math.log2(max(1.0, REDISPATCH_CAP / max(_patience(), timedelta.resolution))))
 
 
 def _patience() -> timedelta:

@@ -20,7 +20,7 @@ from attachments.errors import ObjectMissing
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from bench.chaos.load import Upload
 from bench.chaos.verdicts import Verdict
-from pipeline import registry
+from pipeline import maintenance, registry
 from pipeline.broker import DEAD_QUEUE
 from pipeline.lifecycle import DISPATCHER
 from pipeline.models import Job, JobEvent, OutboxMessage
@@ -189,7 +189,7 @@ def may_stand(uploads: Iterable[Upload]) -> float:
         job__attachment__in=ids, job__state=State.QUEUED, job__attempt=F("attempt"), sent_at__isnull=False
     )
     times = waiting.aggregate(most=Max("redispatches"))["most"] or 0
-    patience = settings.REDISPATCH_AFTER_SECONDS * 2 ** min(times, 6)
+    patience = maintenance.patience_after(times).total_seconds()
     return float(settings.LEASE_SECONDS + patience + settings.REDISPATCH_EVERY_SECONDS)
 
 

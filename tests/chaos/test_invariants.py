@@ -218,6 +218,8 @@ def test_a_message_that_was_sent_again_may_wait_twice_as_long_each_time(evidence
     assert invariants.may_stand([waiting]) == pytest.approx(once)
     OutboxMessage.objects.filter(job=job_of(waiting)).update(redispatches=2, sent_at=Now())
     assert invariants.may_stand([waiting]) == pytest.approx(once + 3 * settings.REDISPATCH_AFTER_SECONDS)
+    OutboxMessage.objects.filter(job=job_of(waiting)).update(redispatches=40)
+    assert invariants.may_stand([waiting]) == pytest.approx(3600.2)
 
 
 def test_what_cannot_be_reached_is_not_asked(evidence: Evidence) -> None:

@@ -86,6 +86,19 @@ def test_each_redispatch_waits_twice_as_long(
     assert redispatch() == 1
 
 
+@pytest.mark.parametrize(("after_seconds", "patience"), [(20.0, 2560), (60.0, 3600), (7200.0, 3600)])
+def test_patience_ends_at_an_hour_whatever_it_begins_with(
+    queued: Callable[..., Job], redispatch: Callable[[], int], settings: Any, after_seconds: float, patience: int
+) -> None:
+    settings.REDISPATCH_AFTER_SECONDS = after_seconds
+    job = queued()
+    OutboxMessage.objects.filter(job=job).update(redispatches=7)
+    sent_ago(job, patience - 10)
+    assert [redispatch(), redispatch()] == [0, 0]
+    sent_ago(job, patience + 10)
+    assert redispatch() == 1
+
+
 def test_a_message_on_its_way_to_a_worker_is_not_sent_again(
     queued: Callable[..., Job], redispatch: Callable[[], int], publisher: Publisher, rabbit: kombu.Connection
 ) -> None:
