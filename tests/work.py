@@ -12,7 +12,6 @@ from pipeline import executor, registry
 from pipeline.envelopes import Envelope
 from pipeline.models import Job
 from pipeline.registry import Pipeline
-from pipeline.states import State
 from pipeline.steps import Produced, StepResult
 
 
@@ -21,12 +20,6 @@ def work(job: Job, *, worker: str = "worker-a") -> str:
     job.refresh_from_db()
     envelope = Envelope(job_id=job.job_id, attempt=job.attempt, carrier=job.carrier)
     return executor.execute(envelope, worker=worker)
-
-
-def work_off() -> None:
-    """Work on all that is queued."""
-    for job in Job.objects.filter(state=State.QUEUED):
-        assert work(job) == "ready"
 
 
 @dataclasses.dataclass(frozen=True)

@@ -70,6 +70,7 @@ class Run:
         """0 if all invariants hold; where one does not, or anything goes wrong, the data and the logs are kept."""
         with running_stack(NAME, keep_data=False, say=self._say) as stack:
             _use_settings(stack.environment)
+            # Not above: Django's settings must be those of the stack first.
             from bench.chaos.faults import LocalArena
 
             try:
@@ -104,6 +105,7 @@ class Run:
         self._say(f"SEED={self._seed}: {len(faults)} faults in {self._seconds:.0f} s, files to {door.url}")
         evidence, may_stand = None, None
         if rows is not None:
+            # Not above: Django's settings must be those of the stack or target first.
             from bench.chaos import invariants
 
             evidence, may_stand = invariants.Evidence(load.run, load.uploads, **rows), invariants.may_stand

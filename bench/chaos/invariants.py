@@ -15,7 +15,7 @@ from amqp.exceptions import NotFound
 from django.conf import settings
 from django.db.models import Count, F, Max, Q, QuerySet, Sum
 
-from attachments import storage
+from attachments import objects, storage
 from attachments.errors import ObjectMissing
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from bench.chaos.load import Upload
@@ -141,7 +141,7 @@ def deleted_objects_are_let_go(evidence: Evidence) -> Verdict:
     deleted = Attachment.objects.filter(id__in=evidence.ids, deleted_at__isnull=False)
     broken = {}
     for attachment in deleted.annotate(pointers=Count("variants")):
-        kept = StoredObject.objects.filter(key__startswith=f"attachments/{attachment.id}/").exclude(
+        kept = StoredObject.objects.filter(key__startswith=f"{objects.FOLDER}/{attachment.id}/").exclude(
             bucket_role__in=[BucketRole.STAGING, BucketRole.TRASH]
         )
         if attachment.pointers or attachment.original_id is not None or kept.exists():

@@ -15,6 +15,7 @@ from bench.chaos.arena import Arena, NotNow
 from bench.chaos.load import Load, Upload
 from bench.chaos.schedule import Fault
 from bench.chaos.screen import Screen
+from pipeline.failures import WORKER_LOST
 
 #: A fault waits so long for something to be done to: its victim may be starting again.
 VICTIM_SECONDS = 3.0
@@ -84,7 +85,7 @@ def soak(
 
 def replay_lost(load: Load, may_stand: MayStand | None, *, screen: Screen) -> list[Upload]:
     """Have everything replayed that failed because its workers died; what then stands still is the answer."""
-    lost = [upload for upload in load.accepted if upload.error_code == "worker_lost" and not upload.is_deleted]
+    lost = [upload for upload in load.accepted if upload.error_code == WORKER_LOST.code and not upload.is_deleted]
     if not lost:
         return []
     screen.begin(f"Replaying {len(lost)} that failed because their workers were killed")

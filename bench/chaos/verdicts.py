@@ -14,7 +14,6 @@ from bench.chaos.soak import Soaked
 #: So many ready attachments are fetched whole through the API.
 FETCHED = 40
 FETCH_SECONDS = 60.0
-LOST_WORKERS = "worker_lost"
 
 
 @dataclass(frozen=True)
