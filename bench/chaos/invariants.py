@@ -1,4 +1,8 @@
-"""What must hold of a run in the database, the storage and the broker. Asked once the work has ended."""
+"""What must hold of a run in the database, the storage and the broker. Asked once the work has ended.
+
+Bytes and dead letters are read here as `pipeline.verification` and `pipeline.dead_letters` read them, and not by them:
+a judge that shares the code it judges would share its faults.
+"""
 
 from __future__ import annotations
 
