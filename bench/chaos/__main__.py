@@ -43,6 +43,8 @@ def main() -> int:
         sys.exit(f"There is no folder {arguments.report.parent} to write {arguments.report.name} in.")
     console = Console() if sys.stdout.isatty() else Console(width=WIDTH)
     only = {kind.strip() for kind in arguments.only.split(",") if kind.strip()}
+    # Before anything is started: a run that fails at its start can be repeated too.
+    console.print(f"SEED={seed}")
     run = Run(seed=seed, seconds=arguments.seconds, only=only, report=arguments.report, console=console)
     if arguments.target is None:
         return run_front(run.on_a_stack_of_its_own)

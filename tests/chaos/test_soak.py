@@ -140,6 +140,14 @@ def test_a_fault_that_is_not_known_is_said_before_anything_is_harmed(tmp_path: P
     assert "No fault is called kill time. Known: kill image child, freeze dispatcher." in done.stdout
 
 
+def test_a_run_that_cannot_start_tells_its_seed_too(tmp_path: Path) -> None:
+    path = tmp_path / "chaos.toml"
+    path.write_text(HARM.format(port=1, token="t", worker=1, dispatcher=1))
+    done = chaos("--seed", "5", "--only", "kill time", "--target", str(path), local=tmp_path)
+    assert done.returncode == 1
+    assert done.stdout.startswith("SEED=5\n")
+
+
 def chaos(*arguments: str, local: Path) -> subprocess.CompletedProcess[str]:
     try:
         return subprocess.run(
