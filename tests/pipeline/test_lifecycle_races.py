@@ -58,7 +58,7 @@ class Races(Life):
         return self.raced(self.people())
 
     def recovery(self) -> list[Act]:
-        return [Act.do("recover")]
+        return [Act.do("recover"), Act.do("redispatch")]
 
     def retention(self) -> list[Act]:
         return [Act.do("sweep")]

@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,7 +24,7 @@ from attachments import objects, storage
 from attachments.errors import BadFile, StorageUnavailable
 from attachments.models import Attachment
 from attachments.storage import Written
-from pipeline import claims, intake, lifecycle, outcomes, registry, removal, retention
+from pipeline import claims, intake, lifecycle, maintenance, outcomes, registry, removal, retention
 from pipeline.claims import Heartbeat, StopReason
 from pipeline.confined import Interrupted
 from pipeline.lifecycle import (
@@ -217,18 +217,18 @@ class World:
         )
 
     def relay(self) -> str:
-        """The broker confirmed all that is due, and then lost it."""
-        return str(execute("UPDATE pipeline_outbox SET sent_at = now() WHERE sent_at IS NULL AND due_at <= now()"))
-
-    def redispatch(self) -> str:
-        """What `maintenance.redispatch` does once it has found them stranded."""
+        """The broker confirmed all that is due, longer ago than `redispatch` has patience, and then lost it."""
         return str(
             execute(
-                "UPDATE pipeline_outbox message SET sent_at = NULL, due_at = now(), redispatches = redispatches + 1"
-                " FROM pipeline_job job WHERE job.job_id = message.job_id AND job.attempt = message.attempt"
-                " AND job.state = 'queued' AND sent_at IS NOT NULL"
+                "UPDATE pipeline_outbox SET sent_at = now() - %s WHERE sent_at IS NULL AND due_at <= now()",
+                2 * maintenance.REDISPATCH_CAP,
             )
         )
+
+    def redispatch(self) -> str:
+        """What `maintenance.redispatch` does once two looks have found that the queue got past them."""
+        now = datetime.now(UTC)
+        return str(maintenance._send_again("images", due_before=now, sent_before=now))
 
     def sweep(self) -> str:
         retention.Sweeper().run()
