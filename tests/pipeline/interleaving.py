@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
 from django.db import connection
+
+from tests.waiting import somebody_waits_for_a_lock, until
 
 Act = Callable[[], str]
 SECONDS = 60.0
@@ -31,7 +33,7 @@ class Pair:
         one = self._first.submit(gate.run, first)
         gate.wait()
         two = self._second.submit(second)
-        _wait_for_end_or_lock(two)
+        until(lambda: two.done() or somebody_waits_for_a_lock(), seconds=SECONDS)
         gate.open()
         return one.result(SECONDS), two.result(SECONDS)
 
@@ -113,16 +115,3 @@ class LockOrder:
 def _close() -> None:
     """The connection of the thread that this is called in."""
     connection.close()
-
-
-def _wait_for_end_or_lock(running: Future[str]) -> None:
-    while not wait([running], timeout=0.005).done and not _is_anybody_kept_waiting():
-        pass
-
-
-def _is_anybody_kept_waiting() -> bool:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
-        )
-        return bool(cursor.fetchone()[0])
