@@ -20,6 +20,8 @@ from django.db import connection
 from pytest_celery import CeleryTestNode, CeleryTestWorker, CeleryWorkerCluster  # type: ignore[import-untyped]
 
 from config.env import BASE_DIR
+from pipeline.models import Job
+from pipeline.states import State
 from tests.nodes import Broker
 from tests.waiting import until
 
@@ -290,3 +292,15 @@ def stack(folder: Path) -> Iterator[Stack]:
         yield running
     finally:
         running.end()
+
+
+def until_state(state: State, jobs: list[Job], running: Stack, *, seconds: float = 60) -> None:
+    """Until all of these jobs are in the state; they are read again."""
+    ids = [job.job_id for job in jobs]
+    until(
+        lambda: Job.objects.filter(job_id__in=ids, state=state).count() == len(jobs),
+        seconds=seconds,
+        say=lambda: f"{list(Job.objects.filter(job_id__in=ids).exclude(state=state).values())}\n{running.logs()}",
+    )
+    for job in jobs:
+        job.refresh_from_db()

@@ -1,4 +1,4 @@
-"""Waiting on a condition, with a deadline; never for a time."""
+"""Waiting on a condition, with a deadline, never for a time; and what to ask or do to the database's sessions."""
 
 from __future__ import annotations
 
@@ -20,6 +20,16 @@ def until(condition: Callable[[], Answer], *, seconds: float = 30.0, say: Callab
             return answer
         assert time.monotonic() < deadline, f"did not happen in {seconds} s: {say() if say else condition}"
         time.sleep(0.02)
+
+
+def end_other_sessions() -> int:
+    """Cut every connection to the test's database but the test's own; how many."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+        return int(cursor.fetchone()[0])
 
 
 def somebody_waits_for_a_lock() -> bool:

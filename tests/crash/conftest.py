@@ -23,7 +23,7 @@ from pipeline import retention
 from pipeline.models import Job, JobEvent
 from pipeline.states import MOVES, State
 from tests.pictures import jpeg
-from tests.processes import Stack
+from tests.processes import Stack, until_state
 from tests.waiting import until
 
 VARIANTS = frozenset({"crop", "optimized", "thumbnail"})
@@ -96,10 +96,9 @@ def client_of(user: User) -> Callable[[int], Client]:
 
 
 def until_all_ready(accepted: list[uuid.UUID], running: Stack, *, seconds: float = 60) -> None:
-    def unready() -> int:
-        return len(accepted) - Attachment.objects.filter(id__in=accepted, served_version=1).count()
-
-    until(lambda: unready() == 0, seconds=seconds, say=lambda: f"{unready()} not ready\n{running.logs()}")
+    jobs = list(Job.objects.filter(attachment__in=accepted))
+    assert len(jobs) == len(accepted)
+    until_state(State.READY, jobs, running, seconds=seconds)
 
 
 def assert_nothing_lost(accepted: list[uuid.UUID]) -> None:

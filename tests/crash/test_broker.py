@@ -22,7 +22,7 @@ from pipeline.relay import relay_batch
 from pipeline.states import State
 from tests.crash.conftest import Client, assert_nothing_lost, until_all_ready
 from tests.pictures import jpeg
-from tests.processes import Stack
+from tests.processes import Stack, until_state
 from tests.rabbit import drain_queue, rabbitmqctl, until_count
 from tests.waiting import until
 
@@ -81,9 +81,9 @@ def test_under_a_memory_alarm_work_waits_visibly_and_goes_on_by_itself(
         comes_meanwhile = [queued(jpeg()) for _ in range(3)]
         until(lambda: told(port, "holdfast_broker_blocked") == 1, say=running.logs)
         running.worker()
-        until_ready([has_before], running)
+        until_state(State.READY, [has_before], running)
         assert not OutboxMessage.objects.filter(job__in=comes_meanwhile, sent_at__isnull=False).exists()
-    until_ready(comes_meanwhile, running)
+    until_state(State.READY, comes_meanwhile, running)
     assert told(port, "holdfast_broker_blocked") == 0
 
 
@@ -128,8 +128,8 @@ def test_whatever_happens_to_messages_every_job_is_done_once(
 
         port, worker = free_port(), running.worker(LOG_LEVEL="DEBUG")
         running.dispatcher(METRICS_PORT=str(port), **QUICK)
-        for harm, jobs in harmed.items():
-            until_ready(jobs, running, say=harm)
+        for jobs in harmed.values():
+            until_state(State.READY, jobs, running)
     until(lambda: told(port, "holdfast_dead_letters") == len(harmed["delivered too often"]), say=running.logs)
     # What the stranger had comes back, and is one copy too many.
     until(lambda: worker.logs().count('"not_claimed"') == 2 + 4, say=running.logs)
@@ -175,16 +175,7 @@ def test_a_queue_deleted_under_a_working_worker_is_declared_and_consumed_again(
     queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
 ) -> None:
     running.dispatcher(**QUICK), running.worker().until_says("ready")
-    until_ready([queued(jpeg())], running)
+    until_state(State.READY, [queued(jpeg())], running)
     with rabbit.channel() as channel:
         channel.queue_delete("images")
-    until_ready([queued(jpeg()) for _ in range(3)], running)
-
-
-def until_ready(jobs: list[Job], running: Stack, *, say: str = "") -> None:
-    ids = [job.job_id for job in jobs]
-    until(
-        lambda: Job.objects.filter(job_id__in=ids, state=State.READY).count() == len(ids),
-        seconds=60,
-        say=lambda: f"{say}\n{running.logs()}",
-    )
+    until_state(State.READY, [queued(jpeg()) for _ in range(3)], running)

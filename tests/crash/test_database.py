@@ -26,10 +26,10 @@ from pipeline.states import State
 from tests.crash.conftest import Client, assert_nothing_lost, until_all_ready
 from tests.nodes import SupervisedContainer
 from tests.pictures import jpeg
-from tests.processes import Process, Stack
+from tests.processes import Process, Stack, until_state
 from tests.rabbit import drain_queue
 from tests.tcp_proxy import Link, Proxy, deafen, in_front_of_database
-from tests.waiting import until
+from tests.waiting import end_other_sessions, until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
 
@@ -72,15 +72,6 @@ def cut_sessions_repeatedly() -> None:
     """A new wave as soon as the processes are connected again."""
     for _ in range(5):
         until(lambda: end_other_sessions() >= 4)
-
-
-def end_other_sessions() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        return int(cursor.fetchone()[0])
 
 
 def test_restarts_kills_and_cut_sessions_under_load_cost_nothing(
@@ -157,7 +148,7 @@ def until_lease_ran_out(running: Stack) -> None:
 
 
 def until_done(running: Stack) -> None:
-    until(lambda: not Job.objects.exclude(state=State.READY).exists(), seconds=60, say=running.logs)
+    until_state(State.READY, list(Job.objects.all()), running)
 
 
 class Outage(NamedTuple):

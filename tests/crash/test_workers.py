@@ -17,7 +17,7 @@ from pipeline.models import Job, JobEvent
 from pipeline.states import State
 from tests.crash.poison import poisoned
 from tests.pictures import jpeg
-from tests.processes import Stack, Worker
+from tests.processes import Stack, Worker, until_state
 from tests.rabbit import until_count
 from tests.waiting import until
 
@@ -42,17 +42,6 @@ Queued = Callable[..., Job]
 def held(queued: Queued, tmp_path: Path) -> Callable[[str], Job]:
     """A job that stays in the hands of its worker until the file of that name in `tmp_path` exists."""
     return lambda name: queued(poisoned("wait", tmp_path / name))
-
-
-def until_state(state: State, jobs: list[Job], running: Stack, *, seconds: float = 60) -> None:
-    ids = [job.job_id for job in jobs]
-    until(
-        lambda: Job.objects.filter(job_id__in=ids, state=state).count() == len(jobs),
-        seconds=seconds,
-        say=lambda: f"{list(Job.objects.filter(job_id__in=ids).values())}\n{running.logs()}",
-    )
-    for job in jobs:
-        job.refresh_from_db()
 
 
 def holder(job: Job) -> psutil.Process:

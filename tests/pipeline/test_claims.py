@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError, connection, transaction
+from django.db import OperationalError, transaction
 from django.db.models.functions import Now
 from psycopg.errors import DeadlockDetected
 
@@ -22,7 +22,7 @@ from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import State
 from tests.conftest import expire_lease
-from tests.waiting import until
+from tests.waiting import end_other_sessions, until
 
 pytestmark = pytest.mark.django_db
 
@@ -125,15 +125,6 @@ def test_the_heartbeat_survives_its_connection(leased: Callable[..., Lease], set
         expire_lease(Job.objects.get().job_id)
         until(lambda: Job.objects.filter(lease_until__gt=Now()).exists())
         assert not heartbeat.should_stop()
-
-
-def end_other_sessions() -> int:
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        )
-        return int(cursor.fetchone()[0])
 
 
 def lose(lease: Lease) -> None:

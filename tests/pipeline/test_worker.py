@@ -28,9 +28,9 @@ from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.relay import relay_batch
 from pipeline.states import State
 from tests.pictures import jpeg
-from tests.processes import Process, Stack
+from tests.processes import Process, Stack, until_state
 from tests.rabbit import count, drain_queue, publish_properties, publish_raw, until_count
-from tests.waiting import until
+from tests.waiting import end_other_sessions, until
 
 pytestmark = pytest.mark.django_db(transaction=True)
 
@@ -45,18 +45,13 @@ def send(publisher: Publisher) -> Callable[[], int]:
     return lambda: relay_batch(publisher).confirmed
 
 
-def until_state(job: Job, state: State, running: Stack) -> Job:
-    until(lambda: Job.objects.filter(job_id=job.job_id, state=state).exists(), say=running.logs)
-    return Job.objects.get(job_id=job.job_id)
-
-
 def test_a_photo_becomes_ready_with_every_variant(
     queued: Callable[..., Job], worker: Process, running: Stack, send: Callable[[], int], rabbit: kombu.Connection
 ) -> None:
     """[attachments] processing → ready: оригинал, thumbnail, crop, optimized, метаданные, checksums."""
     job = queued(jpeg())
     send()
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     attachment = Attachment.objects.get(id=job.attachment_id)
     assert attachment.served_version == 1
     assert (attachment.media["width"], attachment.media["height"]) == (640, 480)
@@ -75,7 +70,7 @@ def test_the_trace_of_the_request_is_in_the_workers_log(
 ) -> None:
     job = queued()
     send()
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     trace_id = job.carrier["traceparent"].split("-")[1]
     worker.until_says(trace_id)
 
@@ -91,7 +86,7 @@ def test_three_copies_of_one_message_have_one_effect(
         with rabbit.channel() as channel:
             channel.basic_publish(message, broker.EXCHANGE.name, "images")
     running.worker().until_says("ready")
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     until_count(rabbit, "images", 0)
     assert Variant.objects.count() == 3
     assert list(JobEvent.objects.filter(job=job).order_by("id").values_list("to_state", flat=True)) == [
@@ -107,9 +102,9 @@ def test_a_damaged_picture_fails_for_good_with_a_sentence(
     """[attachments] processing → failed: ошибка постоянная."""
     job = queued(jpeg()[:3000])
     send()
-    failed = until_state(job, State.FAILED, running)
-    assert (failed.error_code, failed.attempt) == ("bad_file", 1)
-    assert "damaged" in failed.error
+    until_state(State.FAILED, [job], running)
+    assert (job.error_code, job.attempt) == ("bad_file", 1)
+    assert "damaged" in job.error
     original = StoredObject.objects.get(attachment=job.attachment_id)
     assert storage.size_of(original.bucket, original.key) == original.size
 
@@ -202,7 +197,7 @@ def test_messages_that_are_none_of_ours_are_dead_lettered_and_the_worker_lives(
     many = len(HOSTILE) + len(UNREADABLE)
     job = queued()
     send()
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     until(
         lambda: count(rabbit, broker.DEAD_QUEUE) == many,
         say=lambda: f"{count(rabbit, broker.DEAD_QUEUE)} of {many}\n{running.logs()}",
@@ -218,7 +213,7 @@ def test_a_message_for_an_unknown_job_is_acknowledged(
     publish_raw(rabbit, "images", body(envelope()), headers=headers())
     job = queued()
     send()
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     until_count(rabbit, "images", 0)
     assert count(rabbit, broker.DEAD_QUEUE) == 0
 
@@ -254,7 +249,7 @@ def test_a_worker_refused_by_a_queue_of_other_arguments_waits_until_it_is_put_ri
         broker.declare(rabbit)
     worker.until_says("ready.")
     send()
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
 
 
 def test_a_worker_declares_no_queues_but_ours(worker: Process, rabbit: kombu.Connection) -> None:
@@ -296,7 +291,7 @@ def test_a_database_that_takes_no_writes_for_a_while_costs_nothing(
     with read_only_database():
         send_raw(job, rabbit)
         worker.until_says("database_unavailable")
-    until_state(job, State.READY, running)
+    until_state(State.READY, [job], running)
     job.refresh_from_db()
     assert (job.attempt, job.failures) == (1, 0)
 
@@ -307,20 +302,13 @@ def read_only_database() -> Iterator[None]:
     name = connection.settings_dict["NAME"]
     with connection.cursor() as cursor:
         cursor.execute(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
-        end_other_sessions(cursor)
+    end_other_sessions()
     try:
         yield
     finally:
         with connection.cursor() as cursor:
             cursor.execute(f"ALTER DATABASE {name} RESET default_transaction_read_only")
-            end_other_sessions(cursor)
-
-
-def end_other_sessions(cursor: Any) -> None:
-    cursor.execute(
-        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
-        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-    )
+        end_other_sessions()
 
 
 def send_raw(job: Job, rabbit: kombu.Connection) -> None:
