@@ -28,6 +28,8 @@ from pipeline.states import Source
 from tests.pictures import png
 from tests.processes import Stack, stack
 
+pytest_plugins = ["tests.backends"]
+
 if "DATABASE_URL" not in os.environ:
     pytest.exit('These tests need PostgreSQL and RabbitMQ: run `make test ARGS="..."`.', returncode=2)
 

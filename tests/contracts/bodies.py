@@ -7,7 +7,7 @@ import random
 
 from attachments import storage
 from attachments.storage import Written
-from tests.contracts.conftest import BUCKET
+from tests.backends import BUCKET
 
 KEY = "attachments/7d0c/original"
 

@@ -20,8 +20,8 @@ from hypothesis import strategies as st
 from attachments import storage
 from attachments.errors import KeyTaken, ObjectCorrupt, ObjectMissing, StorageUnavailable
 from attachments.storage_s3 import PART_BYTES
+from tests.backends import BUCKET, LocalBackend, S3Backend
 from tests.contracts.bodies import KEY, content, load, measured, store
-from tests.contracts.conftest import BUCKET, LocalBackend, S3Backend
 from tests.waiting import until
 
 Backend = LocalBackend | S3Backend

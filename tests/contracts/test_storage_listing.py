@@ -9,8 +9,8 @@ import pytest
 from attachments import storage
 from attachments.errors import StorageUnavailable
 from attachments.storage_s3 import PART_BYTES
+from tests.backends import BUCKET, LocalBackend, S3Backend
 from tests.contracts.bodies import KEY, content, store
-from tests.contracts.conftest import BUCKET, LocalBackend, S3Backend
 
 Backend = LocalBackend | S3Backend
 

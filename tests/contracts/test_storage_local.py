@@ -19,8 +19,8 @@ from pytest_django import Settings
 
 from attachments import storage
 from attachments.errors import StorageUnavailable
+from tests.backends import BUCKET, LocalBackend
 from tests.contracts.bodies import KEY, content, load, measured, store
-from tests.contracts.conftest import BUCKET, LocalBackend
 
 
 @pytest.fixture

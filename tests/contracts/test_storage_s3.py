@@ -22,8 +22,8 @@ from attachments import storage
 from attachments.errors import KeyTaken, ObjectCorrupt, StorageUnavailable
 from attachments.storage import content_disposition
 from attachments.storage_s3 import PART_BYTES
+from tests.backends import BUCKET, SECRET, S3Backend
 from tests.contracts.bodies import KEY, content, load, measured, store
-from tests.contracts.conftest import BUCKET, SECRET, S3Backend
 from tests.contracts.s3_proxy import S3Proxy
 
 SMALL = 1000

@@ -15,7 +15,7 @@ from pipeline import verification
 from pipeline.lifecycle import Lease
 from pipeline.selection import Selection
 from pipeline.verification import Finding, Kind
-from tests.contracts.conftest import BUCKET, LocalBackend, S3Backend
+from tests.backends import BUCKET, LocalBackend, S3Backend
 from tests.leases import finish
 
 pytestmark = pytest.mark.django_db

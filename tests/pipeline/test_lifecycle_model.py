@@ -7,19 +7,15 @@ longer with `make test ARGS="tests/pipeline/test_lifecycle_model.py --hypothesis
 from __future__ import annotations
 
 import itertools
-import logging
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import pytest
-from django.contrib.auth.models import User
-from hypothesis import HealthCheck
-from hypothesis import settings as bounds
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule, run_state_machine_as_test
 
 from pipeline.states import State
 from tests.pipeline import laws
+from tests.pipeline.conftest import Extent
 from tests.pipeline.model import PROMISED, Act, Key, Model
 from tests.pipeline.world import ERRORS, World
 
@@ -125,34 +121,6 @@ class Life(RuleBasedStateMachine):
         assert word == self.model.do(act, told=told)
         assert told == self.model.view()
         self.rows = after
-
-
-Extent = Callable[[int, int], bounds]
-
-
-@pytest.fixture
-def extent(request: pytest.FixtureRequest) -> Extent:
-    """So many examples of so many steps, always the same ones; with a seed of one's own many more, and others."""
-    has_seed = request.config.getoption("--hypothesis-seed") is not None
-
-    def choose(examples: int, steps: int) -> bounds:
-        return bounds(
-            max_examples=500 if has_seed else examples,
-            stateful_step_count=60 if has_seed else steps,
-            derandomize=not has_seed,
-            deadline=None,
-            suppress_health_check=list(HealthCheck),
-        )
-
-    return choose
-
-
-@pytest.fixture
-def make_world(transactional_db: None, monkeypatch: pytest.MonkeyPatch, settings: Any) -> Iterator[Callable[[], World]]:
-    owner = User.objects.create_user("ann")
-    logging.disable(logging.CRITICAL)
-    yield lambda: World(owner, monkeypatch)
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.timeout(3600)

@@ -16,12 +16,12 @@ from hypothesis.stateful import rule, run_state_machine_as_test
 
 from pipeline.states import State
 from tests.pipeline import laws
+from tests.pipeline.conftest import Extent
 from tests.pipeline.interleaving import Pair
 from tests.pipeline.model import Act, Model, View
-from tests.pipeline.test_lifecycle_model import Extent, Life, extent, make_world
+from tests.pipeline.test_lifecycle_model import Life
 from tests.pipeline.world import World
 
-__all__ = ["extent", "make_world"]
 #: More than any act has statements and commits, but for a sweep with much to do.
 STATEMENTS = 24
 RACED = ["holders", "holders", "losers", "persons", "persons", "recovery", "retention"]

@@ -3,7 +3,6 @@
 A fault that passes is waited out and costs the job no chance; damage is found by its digest and named; and at no time
 does a row point at bytes that are not there.
 """
-# ruff: noqa: F401, F811  (pytest finds fixtures by their names)
 
 from __future__ import annotations
 
@@ -28,17 +27,7 @@ from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.retention import Sweeper
 from pipeline.states import State
 from tests.attachments.conftest import URL, form
-from tests.contracts.conftest import (
-    BUCKET,
-    LocalBackend,
-    S3Backend,
-    backend,
-    local,
-    s3,
-    s3_client,
-    s3_proxy,
-    s3_server,
-)
+from tests.backends import BUCKET, LocalBackend, S3Backend
 from tests.pictures import jpeg
 from tests.work import make_quick, work
 
