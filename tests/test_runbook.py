@@ -1,4 +1,4 @@
-"""Every command of the runbook is run as it is written there, against the real stack."""
+"""Every command of the runbook is tried as it is written there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,7 @@ from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import State
+from tests.leases import finish
 from tests.processes import Stack, environment
 from tests.waiting import until
 
@@ -36,18 +37,20 @@ COMMANDS = [
     for line in block.splitlines()
     if line.strip()
 ]
-#: A newer version than the registered one is needed for it to begin anything.
-NOTHING_TO_DO = "reprocess"
+MANAGE = [command for command in COMMANDS if command.startswith("python manage.py")]
+REPROCESS = [command for command in MANAGE if " reprocess " in command]
 
 
-def run(command: str, **words: str) -> subprocess.CompletedProcess[str]:
+def run(command: str, *, release: tuple[str, ...] = (), **words: str) -> subprocess.CompletedProcess[str]:
+    """`release` is what stands in for `manage.py`."""
     for word, value in words.items():
         command = re.sub(rf"\b{word}\b", value, command)
     program, *arguments = shlex.split(command)
+    if release:
+        arguments = [*release, *arguments[1:]]
     argv = [sys.executable, *arguments] if program == "python" else [sys.executable, "-m", program, *arguments]
-    return subprocess.run(
-        argv, cwd=BASE_DIR, env=environment(), capture_output=True, text=True, timeout=90, check=False
-    )
+    env = environment(DJANGO_SETTINGS_MODULE="config.settings")
+    return subprocess.run(argv, cwd=BASE_DIR, env=env, capture_output=True, text=True, timeout=90, check=False)
 
 
 def test_the_runbook_has_commands_and_each_is_of_a_kind_that_is_tested() -> None:
@@ -55,19 +58,26 @@ def test_the_runbook_has_commands_and_each_is_of_a_kind_that_is_tested() -> None
     assert {shlex.split(command)[0] for command in COMMANDS} == {"python", "celery", "curl"}
 
 
-@pytest.mark.parametrize("command", [command for command in COMMANDS if command.startswith("python manage.py")])
+@pytest.mark.parametrize("command", [command for command in MANAGE if command not in REPROCESS])
 def test_a_command_of_the_runbook_works(
     command: str, leased: Callable[..., Lease], rabbit: kombu.Connection, tmp_path: Path
 ) -> None:
     lease = leased()
     lifecycle.fail(lease, Failure(code="crashed", sentence="It died.", step="image"))
     done = run(command, JOB_ID=str(lease.job_id), ATTACHMENT_ID=str(lease.attachment_id))
-    if NOTHING_TO_DO in command:
-        assert "nothing can be made anew" in done.stderr, done
-        return
     assert done.returncode == 0, done.stdout + done.stderr
     is_replay = " replay " in command and "--dry-run" not in command
     assert Job.objects.get().state == (State.QUEUED if is_replay else State.FAILED)
+
+
+@pytest.mark.parametrize("command", REPROCESS)
+def test_the_command_that_makes_variants_anew_begins_jobs_of_a_newer_release(
+    command: str, leased: Callable[..., Lease]
+) -> None:
+    finish(leased())
+    done = run(command, release=("-m", "tests.release_v2"))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert Job.objects.filter(pipeline_version=2).count() == (0 if "--dry-run" in command else 1)
 
 
 def test_the_commands_about_workers_show_the_workers(running: Stack) -> None:

@@ -226,18 +226,6 @@ def test_what_others_began_or_deleted_meanwhile_is_skipped(
     assert set(Job.objects.filter(pipeline_version=2).values_list("attachment", flat=True)) == {second.id, third.id}
 
 
-RELEASE_V2 = """
-import dataclasses
-from django.core.management import execute_from_command_line
-import django
-django.setup()
-from pipeline import registry
-newer = dataclasses.replace(registry.newest("image"), version=2)
-registry.PIPELINES += (newer,)
-execute_from_command_line(["manage.py", "reprocess", "--pipeline", "image", "--yes", "--rate", "1"])
-"""
-
-
 @pytest.mark.django_db(transaction=True)
 def test_ctrl_c_ends_it_with_a_summary_and_the_next_run_goes_on(
     served: Callable[[], Attachment], release_image_v2: Callable[[], Pipeline]
@@ -246,7 +234,7 @@ def test_ctrl_c_ends_it_with_a_summary_and_the_next_run_goes_on(
         served()
     newer = Job.objects.filter(pipeline_version=2)
     running = subprocess.Popen(
-        [sys.executable, "-c", RELEASE_V2],
+        [sys.executable, "-m", "tests.release_v2", "reprocess", "--pipeline", "image", "--yes", "--rate", "1"],
         cwd=BASE_DIR,
         env=environment(DJANGO_SETTINGS_MODULE="config.settings"),
         stdout=subprocess.PIPE,
