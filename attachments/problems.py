@@ -16,12 +16,14 @@ from django.http import Http404, HttpRequest, HttpResponse, JsonResponse
 from django.views import defaults
 from rest_framework.exceptions import APIException, ValidationError
 
-from attachments.errors import AttachmentError
+from attachments.errors import AttachmentError, ObjectCorrupt, ObjectMissing
 from attachments.outages import is_conflict, is_database_away
 from config.logging import current_carrier
 
 CONTENT_TYPE = "application/problem+json"
 RETRY_AFTER_SECONDS = 5
+#: Asking again does not help; only the operator does.
+UNTIL_MENDED = frozenset({ObjectCorrupt.code, ObjectMissing.code})
 
 DATABASE_AWAY = (503, "database_unavailable", "The database is not available for the moment. Try again later.")
 #: What the frameworks raise, in our words; the first match decides.
@@ -98,7 +100,7 @@ def as_response(problem: Problem) -> HttpResponse:
         "trace_id": current_carrier()["traceparent"].split("-")[1],
     }
     headers = {"Cache-Control": "no-store", **problem.headers}
-    if problem.status == 503:
+    if problem.status == 503 and problem.code not in UNTIL_MENDED:
         headers.setdefault("Retry-After", str(RETRY_AFTER_SECONDS))
     return JsonResponse(document, status=problem.status, headers=headers, content_type=CONTENT_TYPE)
 

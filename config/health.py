@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 from django.conf import settings
 from django.db import Error, OperationalError, connection, transaction
@@ -23,6 +24,7 @@ from pipeline.models import Job, OutboxMessage
 from pipeline.states import Runner, State
 
 logger = logging.getLogger(__name__)
+Answer = TypeVar("Answer")
 
 
 @require_safe
@@ -50,20 +52,31 @@ def metrics(_: HttpRequest) -> HttpResponse:
 
 
 class Stock(Collector):
-    """What the database holds, asked at each scrape; without an answer only `holdfast_database_up` 0 is told."""
+    """What the database holds, asked at each scrape; a figure that it does not tell in time is left out."""
 
     def describe(self) -> Iterator[GaugeMetricFamily]:
         yield from ()
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
-        try:
-            with _short_queries():
-                found = [_jobs(), _dead(), _oldest_queued(), _oldest_unsent()]
-        except Error as error:
-            logger.warning("scrape_without_database", extra={"cause": type(error).__name__})
-            found = []
-        yield _gauge("holdfast_database_up", "1 while the database answers.", 1 if found else 0)
-        yield from found
+        is_up = _answer(_is_up) is not None
+        yield _gauge("holdfast_database_up", "1 while the database answers.", int(is_up))
+        if is_up:
+            yield from filter(None, map(_answer, (_oldest_unsent, _oldest_queued, _dead, _jobs)))
+
+
+def _answer(ask: Callable[[], Answer]) -> Answer | None:
+    try:
+        with _short_queries():
+            return ask()
+    except Error as error:
+        logger.warning("scrape_without_answer", extra={"figure": ask.__name__, "cause": type(error).__name__})
+        return None
+
+
+def _is_up() -> bool:
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT 1")
+    return True
 
 
 def _probe(part: str, ask: Callable[[], dict[str, object] | None], parts: dict[str, object]) -> bool:

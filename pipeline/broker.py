@@ -301,7 +301,7 @@ class Publisher:
         if is_blocked != self._is_blocked:
             logger.warning("broker_blocked" if is_blocked else "broker_unblocked")
         self._is_blocked = is_blocked
-        metrics.BROKER_BLOCKED.set(int(is_blocked))
+        metrics.BROKER_BLOCKED.labels(role="publisher").set(int(is_blocked))
 
 
 def _certainly_ready(connection: kombu.Connection, queue: str) -> int | None:

@@ -8,7 +8,10 @@ ACCEPTED = Counter("holdfast_accepted_total", "Attachments answered with 202.", 
 REFUSED = Counter("holdfast_refused_total", "Files refused at the door, by code.", ["code"])
 RELAYED = Counter("holdfast_relayed_total", "Outbox rows handed to the broker, by its receipt.", ["receipt"])
 BROKER_BLOCKED = Gauge(
-    "holdfast_broker_blocked", "1 while the broker blocks publishing (an alarm).", multiprocess_mode="max"
+    "holdfast_broker_blocked",
+    "1 while the broker blocks publishing (an alarm); told by who publishes.",
+    ["role"],
+    multiprocess_mode="max",
 )
 BROKER_UP = Gauge(
     "holdfast_broker_up",

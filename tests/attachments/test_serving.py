@@ -178,7 +178,10 @@ def test_bytes_that_should_be_there_and_are_not_are_a_503(door: Door, ready: Att
     path.unlink()
     for method in ("GET", "HEAD"):
         assert door.client.generic(method, thumbnail(ready)).status_code == 503
-    assert_problem(door.get(thumbnail(ready)), 503, "object_missing")
+    missing = door.get(thumbnail(ready))
+    assert_problem(missing, 503, "object_missing")
+    # Repeating does not bring it back.
+    assert "Retry-After" not in missing.headers
 
 
 def test_a_storage_that_is_away_is_a_503(door: Door, ready: Attachment, settings: Any) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.db import connection
 from django.db.models.functions import Now
 from django.test import Client
 from prometheus_client.parser import text_string_to_metric_families
@@ -85,6 +86,18 @@ def test_the_metrics_tell_what_the_database_holds(
     assert found["holdfast_dead_jobs", ""] == 1
     assert 300 <= found["holdfast_oldest_queued_seconds", ""] < 400
     assert 420 <= found["holdfast_oldest_unsent_seconds", ""] < 500
+
+
+@pytest.mark.django_db(transaction=True)
+def test_one_figure_that_takes_too_long_hides_no_other(client: Client, queued: Callable[..., Job]) -> None:
+    queued()
+    with closing(connection.copy()) as other, other.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("LOCK TABLE pipeline_job IN ACCESS EXCLUSIVE MODE")
+        found = samples(client)
+    assert found["holdfast_database_up", ""] == 1
+    assert found["holdfast_oldest_unsent_seconds", ""] >= 0
+    assert ("holdfast_jobs", "queued") not in found
 
 
 def test_the_metrics_tell_what_this_process_counted(client: Client, queued: Callable[..., Job]) -> None:

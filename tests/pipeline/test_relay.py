@@ -212,10 +212,10 @@ def test_a_blocked_broker_is_a_visible_state_and_never_a_hang(
         proxy.block()
         job = queued()
         assert relay.relay_batch(publisher).confirmed == 0
-        assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 1
+        assert REGISTRY.get_sample_value("holdfast_broker_blocked", {"role": "publisher"}) == 1
         assert OutboxMessage.objects.get(job=job).sent_at is None
         proxy.unblock()
         make_due()
         until(lambda: relay.relay_batch(publisher).confirmed == 1)
-        assert REGISTRY.get_sample_value("holdfast_broker_blocked") == 0
+        assert REGISTRY.get_sample_value("holdfast_broker_blocked", {"role": "publisher"}) == 0
         publisher.close()
