@@ -6,6 +6,7 @@ from typing import Any
 
 from config import scraping
 from config.env import read
+from pipeline import sandbox
 
 scraping.share()
 
@@ -26,6 +27,11 @@ errorlog = "-"
 
 def when_ready(_server: Any) -> None:
     scraping.serve()
+
+
+def post_fork(_server: Any, worker: Any) -> None:
+    """A worker dies with its master: one that still served a slow client would keep the next master from the port."""
+    sandbox.die_with(worker.ppid)
 
 
 def child_exit(_server: Any, worker: Any) -> None:

@@ -6,10 +6,13 @@ import contextlib
 import hashlib
 import http.client
 import json
+import os
+import signal
 import socket
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import psutil
 import pytest
@@ -210,6 +213,17 @@ def test_without_the_database_the_process_lives_and_is_not_ready(web_without_dat
     assert metrics.status_code == 200
     assert b"holdfast_database_up 0.0" in metrics.content
     assert web_without_database.ask("GET", "/admin/login/", Cookie="sessionid=abcdefgh").status_code == 503
+
+
+def test_a_killed_web_process_takes_its_busy_workers_along(tmp_path: Path, token: str) -> None:
+    """One that went on serving a slow client would hold the port, and no successor could open it."""
+    with contextlib.contextmanager(serve)(tmp_path / "web") as web, web.connect() as client:
+        client.sendall(head(token, MIB) + b"--")
+        workers = web.process.children()
+        assert workers
+        os.kill(web.process.pid, signal.SIGKILL)
+        psutil.wait_procs(workers, timeout=20)
+        assert not any(worker.is_running() for worker in workers)
 
 
 @bounds(max_examples=120, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck))
