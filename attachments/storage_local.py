@@ -6,6 +6,7 @@ import errno
 import logging
 import os
 import re
+import stat
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -28,6 +29,8 @@ CREATE_TRIES = 100
 #: The name of a file that is being written, and stays when its writer is killed.
 PART = re.compile(r"\..+\.part", re.DOTALL)
 ABSENT = {errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EISDIR}
+#: What no writer of ours made is not followed, and not waited for.
+READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 def current() -> LocalStore:
@@ -119,7 +122,7 @@ class LocalStore:
         with _storage_errors(f"Reading {bucket}/{key}"):
             self._folder(bucket)
             try:
-                return self._path(bucket, key).open("rb")
+                return _open_file(self._path(bucket, key))
             except OSError as error:
                 if error.errno not in ABSENT:
                     raise
@@ -250,6 +253,20 @@ def _fsync_folder(folder: Path) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """IsADirectoryError for a folder, a link, a pipe or a device in a file's place."""
+    try:
+        file = open(path, "rb", opener=lambda name, _: os.open(name, READ))  # noqa: SIM115  (has the flags)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise IsADirectoryError(errno.EISDIR, "not a regular file") from error
+        raise
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise IsADirectoryError(errno.EISDIR, "not a regular file")
+    return file
 
 
 @contextmanager

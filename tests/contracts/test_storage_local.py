@@ -18,7 +18,7 @@ from django.core.exceptions import ImproperlyConfigured
 from pytest_django import Settings
 
 from attachments import storage
-from attachments.errors import StorageUnavailable
+from attachments.errors import ObjectMissing, StorageUnavailable
 from tests.backends import BUCKET, LocalBackend
 from tests.contracts.bodies import KEY, content, load, measured, store
 
@@ -51,6 +51,19 @@ def test_a_file_is_flushed_then_linked_then_every_folder_is_flushed(done: list[s
         f"fsync {BUCKET}/attachments",
         f"fsync {BUCKET}",
     ]
+
+
+def test_what_no_writer_made_is_no_object(local: LocalBackend) -> None:
+    """A link would lead out of the bucket, and a pipe would be waited for, for ever."""
+    path = local.root / BUCKET / KEY
+    path.parent.mkdir(parents=True)
+    path.symlink_to("/etc/passwd")
+    assert storage.size_of(BUCKET, KEY) is None
+    path.unlink()
+    os.mkfifo(path)
+    assert storage.size_of(BUCKET, KEY) is None
+    with pytest.raises(ObjectMissing), storage.open_object(BUCKET, KEY):
+        pass
 
 
 def test_a_bucket_is_flushed_into_its_root(done: list[str]) -> None:
