@@ -87,6 +87,9 @@ def forgiving(decode: Decode) -> Decode:
             return {"application_headers": {UNREADABLE: type(error).__name__}}, len(data)
         if "compression" in found.get("application_headers", ()):
             found["application_headers"] = {UNREADABLE: "compressed"}
+        if found.get("content_type") != "application/json":
+            # It is rejected whatever it says; kombu would first unpack what it takes for a trusted kind.
+            found["content_encoding"] = "binary"
         return found, end
 
     return forgive

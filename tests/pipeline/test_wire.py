@@ -21,7 +21,7 @@ from config.logging import bound_carrier
 from pipeline.broker import Publisher
 from pipeline.models import Job
 from pipeline.relay import relay_batch
-from pipeline.wire import Message, published
+from pipeline.wire import Message, forgiving, published
 from tests.rabbit import drain_queue
 
 pytestmark = pytest.mark.django_db
@@ -113,3 +113,10 @@ def test_our_encoder_agrees_with_py_amqps_byte_for_byte(
     write(1, 7, spec.Basic.Publish, dumps("Bssbb", (0, "holdfast", text, True, False)), theirs)
     ours = published([message], exchange="holdfast", channel_id=7, frame_max=recorder.frame_max, sent_at=sent_at)
     assert ours == recorder.written
+
+
+def test_what_is_not_json_is_never_unpacked() -> None:
+    """A few hundred bytes would become as many megabytes in the worker's main process before anybody could refuse."""
+    bomb = {"content_type": "application/data", "content_encoding": "bz2"}
+    found, _ = forgiving(lambda _data, _offset: (dict(bomb), 0))(b"", 0)
+    assert kombu.serialization.loads(b"BZh9", found["content_type"], found["content_encoding"]) == b"BZh9"

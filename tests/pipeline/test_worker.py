@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bz2
 import json
 import os
 import signal
@@ -148,6 +149,10 @@ HOSTILE: dict[str, tuple[bytes | str, dict[str, Any]]] = {
     "not utf-8": (b"\xff\xfe\x00", {"headers": headers()}),
     "pickle": (b"\x80\x04N.", {"headers": headers(), "content_type": "application/x-python-serialize"}),
     "unknown content type": (b"abc", {"headers": headers(), "content_type": "application/x-strange"}),
+    "a bomb of a kind that kombu trusts": (
+        bz2.compress(b"\0" * 1_000_000),
+        {"headers": headers(), "content_type": "application/data", "content_encoding": "bz2"},
+    ),
     "no content type": (b"abc", {"headers": headers(), "content_type": ""}),
     "no headers": (body(envelope()), {}),
     "no id": (body(envelope()), {"headers": {"task": outbox.PROCESS}}),
