@@ -13,6 +13,8 @@ from django.core.management.base import CommandError, CommandParser
 from attachments.models import Attachment
 from pipeline.selection import Selection
 
+SLOWEST, FASTEST = 0.01, 1000.0
+
 
 def add_selection(parser: CommandParser) -> None:
     chosen = parser.add_argument_group("which attachments (all of them unless given; every option narrows)")
@@ -57,11 +59,12 @@ def at_least_one(text: str) -> int:
     return int(text)
 
 
-def above_zero(text: str) -> float:
+def rate(text: str) -> float:
+    """So many a second; one in 100 s is slow enough, and any less would be a slip that holds work up for years."""
     try:
         number = float(text)
     except ValueError:
         number = 0.0
-    if not 0 < number < float("inf"):
-        raise ArgumentTypeError(f"{text!r} is no number above 0")
+    if not SLOWEST <= number <= FASTEST:
+        raise ArgumentTypeError(f"{text!r} is no number from {SLOWEST} to {FASTEST:g}")
     return number

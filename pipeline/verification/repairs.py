@@ -10,6 +10,7 @@ from dataclasses import replace
 from attachments.models import StoredObject
 from pipeline import lifecycle
 from pipeline.lifecycle import Gone, NotReady
+from pipeline.registry import UnknownPipeline
 from pipeline.verification.findings import Finding, Kind
 from pipeline.verification.looks import Flaw, look
 
@@ -44,6 +45,8 @@ def _made_again(lost: list[Finding], job_id: uuid.UUID, original: StoredObject |
         )  # fmt: skip
     except (NotReady, Gone) as error:
         return [replace(finding, outcome=f"not repaired: {error}") for finding in lost]
+    except UnknownPipeline as error:
+        return [replace(finding, outcome=f"not repaired: only a newer release knows {error}") for finding in lost]
     outcome = f"attempt {reopened.after['attempt']} makes it again"
     return [replace(finding, outcome=outcome, is_repaired=True) for finding in lost]
 

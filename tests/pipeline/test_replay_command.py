@@ -105,6 +105,7 @@ def test_a_dry_run_counts_by_code_and_step_and_changes_nothing(failed: Callable[
         ("--limit", "0", "--error-code", "bad_file", *WHY),
         ("--rate", "nan", "--error-code", "bad_file", *WHY),
         ("--rate", "0", "--error-code", "bad_file", *WHY),
+        ("--rate", "1e-9", "--error-code", "bad_file", *WHY),
         ("--failed-after", "yesterday", *WHY),
         ("--pipeline-version", "one", *WHY),
         ("no-uuid", *WHY),

@@ -101,6 +101,23 @@ def test_a_damaged_variant_is_made_again_and_the_timeline_says_why(queued: Calla
     assert Job.objects.get().attempt == 2
 
 
+def test_what_only_a_newer_release_can_make_again_is_left_and_keeps_nothing_else_waiting(
+    leased: Callable[..., Lease], queued: Callable[..., Job]
+) -> None:
+    """As after a rollback."""
+    newer, ours = leased(), leased(queued(jpeg()))
+    for lease in (newer, ours):
+        finish(lease)
+    Job.objects.filter(job_id=newer.job_id).update(pipeline_version=7)
+    Variant.objects.filter(attachment=newer.attachment_id).update(pipeline_version=7)
+    Attachment.objects.filter(id=newer.attachment_id).update(served_version=7)
+    for crop in Variant.objects.filter(variant="crop"):
+        Path(configured.STORAGE_ROOT, crop.stored_object.bucket, crop.stored_object.key).unlink()
+    told = {finding.job_id: (finding.is_repaired, finding.outcome) for finding in found(repair=True)}
+    assert told[newer.job_id] == (False, "not repaired: only a newer release knows image v7")
+    assert told[ours.job_id][0]
+
+
 def test_without_an_intact_original_the_variants_are_left_as_they_are(leased: Callable[..., Lease]) -> None:
     """Putting the job back would only lose what is still served."""
     lease = leased()

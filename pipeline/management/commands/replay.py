@@ -62,7 +62,7 @@ class Command(BaseCommand):
         )
         parser.add_argument(
             "--rate",
-            type=arguments.above_zero,
+            type=arguments.rate,
             default=replays.PER_SECOND,
             metavar="N",
             help="how many fall due in a second (10), so that new uploads find their turn between them",

@@ -41,7 +41,7 @@ class Command(BaseCommand):
         parser.add_argument("--yes", action="store_true", help="do not ask before beginning")
         parser.add_argument("--limit", type=arguments.at_least_one, metavar="N", help="begin at most N jobs")
         parser.add_argument(
-            "--rate", type=arguments.above_zero, default=5.0, metavar="N", help="jobs begun a second (5)"
+            "--rate", type=arguments.rate, default=5.0, metavar="N", help="jobs begun a second (5)"
         )  # fmt: skip
         parser.add_argument(
             "--max-waiting",
