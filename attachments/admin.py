@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from django.contrib import admin
+from django.contrib.admin.options import IncorrectLookupParameters
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.auth.models import User
 from django.db.models import Model, Q, QuerySet
@@ -71,6 +72,12 @@ class ReadOnlyAdmin(_ReadOnly, ModelAdmin):
     list_per_page = 50
     actions: tuple[str, ...] | None = None
     search_fields = ("pk",)
+
+    def get_changelist_instance(self, request: HttpRequest) -> Any:
+        """Lists are asked by addresses, which anybody may mistype; PostgreSQL takes no NUL."""
+        if any("\x00" in value for _, values in request.GET.lists() for value in values):
+            raise IncorrectLookupParameters
+        return super().get_changelist_instance(request)
 
     def get_search_results(
         self, _request: HttpRequest, queryset: QuerySet[Any], search_term: str

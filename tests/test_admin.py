@@ -76,6 +76,20 @@ def test_lists_and_pages_render_for_a_superuser(
         assert admin_client.get(page(model, "change", row.pk)).status_code == 200
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "/admin/pipeline/job/?error_code=%00",
+        "/admin/pipeline/job/?state__exact=%00",
+        "/admin/pipeline/job/replay/?error_code=%00",
+        "/admin/attachments/storedobject/?bucket_role=%00",
+    ],
+)
+def test_a_filter_that_no_row_can_have_leads_back_to_a_list(admin_client: Client, failed: Job, address: str) -> None:
+    answer = admin_client.get(address, follow=True)
+    assert (answer.status_code, [status for _, status in answer.redirect_chain]) == (200, [302])
+
+
 @pytest.mark.parametrize("model", MODELS)
 def test_staff_without_permission_sees_nothing(ready: Job, model: type[Model]) -> None:
     client = Client()
