@@ -60,6 +60,10 @@ def print_report(report: Report, *, console: Console, timeline: Callable[[str], 
     for verdict in report.verdicts:
         if not verdict.holds:
             _print_broken(verdict, console, timeline)
+    held = sum(verdict.holds for verdict in report.verdicts)
+    console.print(
+        f"{held} of {len(report.verdicts)} held" + ("." if report.all_hold else "; see above for the others.")
+    )
 
 
 def write_report(path: Path, report: Report) -> None:
