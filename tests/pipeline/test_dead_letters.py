@@ -55,13 +55,14 @@ def test_a_letter_of_ours_is_shown_with_where_its_job_is_now(
     message = OutboxMessage.objects.get(job=job)
     rejected(rabbit, message.body, headers=message.headers, message_id=message.message_id)
     Job.objects.filter(job_id=job.job_id).update(attempt=3)
-    heading, row, total = run("show").splitlines()
+    heading, row, total, hint = run("show").splitlines()
     assert heading.split("  ")[0] == "LETTER"
     assert row.split() == [
         f"{job.job_id}:1", str(job.job_id), "queued,", "attempt", "3", "images", "rejected", "×1", row.split()[-1],
     ]  # fmt: skip
     assert row.split()[-1].startswith("0:00:")
     assert total == "1 dead letter."
+    assert "drop LETTER" in hint
 
 
 def test_a_strangers_letter_is_shown_without_what_could_steer_a_terminal(rabbit: kombu.Connection) -> None:

@@ -72,7 +72,7 @@ def test_named_jobs_are_replayed_and_a_code_tells_when_not_all_of_them_could_be(
     code, said = run(first.job_id, second.job_id, swept.job_id, queued().job_id, uuid.uuid4(), *WHY)
     assert (code, second.job_id in queued_jobs()) == (4, True)
     assert "1 replayed, 1 without an original" in said
-    assert "3  of the jobs named have not failed, or are not there" in said
+    assert "3  of the jobs named are unknown, or have not failed" in said
 
 
 def test_the_limit_leaves_the_rest_for_the_next_run(failed: Callable[..., Job]) -> None:

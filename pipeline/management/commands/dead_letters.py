@@ -14,7 +14,7 @@ from pipeline.broker import BrokerUnavailable
 from pipeline.dead_letters import Letter
 from pipeline.management import arguments
 
-HEADINGS = ("LETTER", "JOB", "THE JOB IS", "CAME FROM", "WHY", "AGE", "BODY THAT IS NOT OURS")
+HEADINGS = ("LETTER", "JOB", "THE JOB IS", "CAME FROM", "WHY", "AGE", "START OF A BODY THAT IS NOT OURS")
 NOBODY = "–"
 
 
@@ -33,7 +33,7 @@ class Command(BaseCommand):
         drop = actions.add_parser("drop", help="delete them")
         drop.add_argument("ids", nargs="*", metavar="LETTER", help="as `show` names it")
         drop.add_argument("--all", action="store_true", help="every letter that is there")
-        drop.add_argument("--yes", action="store_true", help="do not ask")
+        drop.add_argument("--yes", action="store_true", help="do not ask before dropping")
 
     def handle(self, *_args: Any, **options: Any) -> None:
         try:
@@ -51,6 +51,8 @@ class Command(BaseCommand):
             self.stdout.write(_table([HEADINGS, *(_row(letter, states) for letter in letters)]))
         more = f" There are {behind:,} more behind them." if behind else ""
         self.stdout.write(f"{_count(len(letters))}.{more}")
+        if letters:
+            self.stdout.write("`drop LETTER` deletes one and `drop --all` all of them, which loses no work.")
 
     def _drop(self, ids: set[str], *, is_all: bool, is_sure: bool) -> None:
         if bool(ids) == is_all:

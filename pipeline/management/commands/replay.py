@@ -45,7 +45,7 @@ class Command(BaseCommand):
 
     def add_arguments(self, parser: CommandParser) -> None:
         parser.add_argument("job_ids", nargs="*", type=uuid.UUID, metavar="JOB_ID")
-        chosen = parser.add_argument_group("or every failed job that has in common (every option narrows)")
+        chosen = parser.add_argument_group("or all failed jobs that match (each option narrows)")
         chosen.add_argument("--error-code", metavar="CODE")
         chosen.add_argument("--error-step", metavar="STEP", help="such as image; '' for a failure outside of the steps")
         chosen.add_argument("--pipeline", metavar="NAME")
@@ -103,7 +103,7 @@ class Command(BaseCommand):
             self.stdout.write(f"{group.jobs:>8}  {group.error_code:<20} {group.error_step or '-':<16} {span}{gone}")
         self.stdout.write(f"{found.matching:>8}  failed jobs in all; {len(found.seen)} of them would be replayed")
         if found.matching < named:
-            self.stdout.write(f"{named - found.matching:>8}  of the jobs named have not failed, or are not there")
+            self.stdout.write(f"{named - found.matching:>8}  of the jobs named are unknown, or have not failed")
 
     def _confirm(self, found: Look) -> None:
         try:
