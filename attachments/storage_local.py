@@ -256,13 +256,8 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """IsADirectoryError for a folder, a link, a pipe or a device in a file's place."""
-    try:
-        file = open(path, "rb", opener=lambda name, _: os.open(name, READ))  # noqa: SIM115  (has the flags)
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise IsADirectoryError(errno.EISDIR, "not a regular file") from error
-        raise
+    """IsADirectoryError for a folder, a pipe or a device in a file's place; a link there is ELOOP."""
+    file = open(path, "rb", opener=lambda name, _: os.open(name, READ))  # noqa: SIM115  (has the flags)
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise IsADirectoryError(errno.EISDIR, "not a regular file")

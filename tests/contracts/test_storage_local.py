@@ -58,7 +58,8 @@ def test_what_no_writer_made_is_no_object(local: LocalBackend) -> None:
     path = local.root / BUCKET / KEY
     path.parent.mkdir(parents=True)
     path.symlink_to("/etc/passwd")
-    assert storage.size_of(BUCKET, KEY) is None
+    with pytest.raises(StorageUnavailable):
+        storage.size_of(BUCKET, KEY)
     path.unlink()
     os.mkfifo(path)
     assert storage.size_of(BUCKET, KEY) is None
