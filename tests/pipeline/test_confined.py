@@ -104,6 +104,7 @@ def test_a_machine_without_room_for_the_server_is_an_outage(child: Any, monkeypa
     assert child("echo", request={"a": 1})
 
 
+# The kernel exempts root; the same test runs wherever the suite is run by anybody else.
 @pytest.mark.skipif(os.geteuid() == 0, reason="the number of root's processes is not limited")
 def test_a_machine_without_room_for_the_child_is_an_outage(child: Any) -> None:
     child("echo")
