@@ -27,12 +27,15 @@ from celery.signals import (
     worker_shutting_down,
 )
 from celery.worker.consumer import Consumer
+from django.core.exceptions import ImproperlyConfigured
 from kombu import Message
 
 from config import scraping
 from pipeline.wire import UNREADABLE
 
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+# Celery would load every view to run all of Django's checks, and then not look at what they found.
+os.environ.setdefault("CELERY_SKIP_CHECKS", "1")
 
 logger = logging.getLogger(__name__)
 
@@ -215,12 +218,22 @@ def _serve_metrics(**_: Any) -> None:
     scraping.serve()
 
 
+@beat_init.connect
+@celeryd_after_setup.connect
+def _refuse_wrong_settings(**_: Any) -> None:
+    """Celery swallows what a receiver of its signals raises, but not SystemExit."""
+    from config import checks
+
+    try:
+        checks.refuse_wrong_settings()
+    except ImproperlyConfigured as error:
+        logger.critical("wrong_settings", extra={"cause": str(error)})
+        raise SystemExit(1) from None
+
+
 @celeryd_after_setup.connect
 def _prepare(instance: Any, **_: Any) -> None:
-    """Clear what a killed predecessor left; and a worker whose decoders do not keep their promise must not take work.
-
-    Celery swallows what a receiver of its signals raises, but not SystemExit.
-    """
+    """Clear what a killed predecessor left; and a worker whose decoders do not keep their promise takes no work."""
     from pipeline import confined, registry, scratch
 
     scratch.clear_abandoned()

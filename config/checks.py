@@ -7,6 +7,14 @@ from typing import Any
 from django.conf import settings
 from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
+from django.core.exceptions import ImproperlyConfigured
+
+
+def refuse_wrong_settings() -> None:
+    """ImproperlyConfigured with every error between settings, for processes that no `manage.py` starts."""
+    errors = [found for found in checks.run_checks(tags=["holdfast"]) if found.is_serious()]
+    if errors:
+        raise ImproperlyConfigured("\n".join(map(str, errors)))
 
 
 @register("holdfast")

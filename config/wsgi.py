@@ -10,6 +10,8 @@ import django
 from django.core.handlers.wsgi import WSGIHandler, WSGIRequest
 from django.utils.http import parse_header_parameters
 
+from config import checks
+
 os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 
@@ -31,4 +33,5 @@ class Handler(WSGIHandler):
 
 
 django.setup(set_prefix=False)
+checks.refuse_wrong_settings()
 application = Handler()

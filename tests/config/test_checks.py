@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ from django.core.checks import run_checks
 from django.core.exceptions import ImproperlyConfigured
 
 from config.logging import logging_config
+from tests.processes import Process, Stack
 
 
 def ids() -> list[str | None]:
@@ -59,6 +61,18 @@ def test_a_value_at_its_bound_is_accepted(settings: Any, changes: dict[str, obje
     for name, value in changes.items():
         setattr(settings, name, value)
     assert ids() == []
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "start", [Stack.worker, Stack.beat, Stack.dispatcher, lambda stack, **env: stack.web(0, **env)]
+)
+def test_no_process_starts_with_settings_that_contradict_each_other(
+    start: Callable[..., Process], running: Stack
+) -> None:
+    process = start(running, RENEW_SECONDS="1", LEASE_SECONDS="2")
+    assert process.wait(seconds=60) != 0
+    assert "Set LEASE_SECONDS to at least 3 × RENEW_SECONDS" in process.logs()
 
 
 def test_an_unknown_log_format_names_the_variable_and_the_choices() -> None:

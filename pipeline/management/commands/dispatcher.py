@@ -14,6 +14,8 @@ from pipeline import dispatcher
 
 class Command(BaseCommand):
     help = "Relays the outbox to RabbitMQ and recovers, redispatches and sweeps. Any number may run."
+    # All of Django's would load every view.
+    requires_system_checks = ("holdfast",)
 
     def handle(self, *_args: Any, **_options: Any) -> None:
         stop = threading.Event()
