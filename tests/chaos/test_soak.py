@@ -38,7 +38,7 @@ from tests.conftest import expire_lease
 from tests.processes import Stack
 from tests.waiting import until
 
-SECONDS = 15
+SECONDS = 10
 #: Faults after which nothing has to be waited for long.
 KINDS = "kill web worker,kill dispatcher,kill image child,cut database connections,restart database"
 HARM = """

@@ -131,4 +131,4 @@ def test_whatever_happens_to_a_job_the_model_foresaw(make_world: Callable[[], Wo
         def __init__(self) -> None:
             super().__init__(make_world)
 
-    run_state_machine_as_test(Here, settings=extent(60, 40))
+    run_state_machine_as_test(Here, settings=extent(20, 30))

@@ -112,4 +112,4 @@ def test_of_two_acts_at_once_one_comes_first(make_world: Callable[[], World], pa
         def __init__(self) -> None:
             super().__init__(make_world, pair)
 
-    run_state_machine_as_test(Here, settings=extent(20, 25))
+    run_state_machine_as_test(Here, settings=extent(10, 20))
