@@ -36,7 +36,7 @@ class Client:
         self.url = f"http://127.0.0.1:{port}"
         self.accepted: list[uuid.UUID] = []
         self._headers = {"Authorization": f"Token {Token.objects.create(user=user).key}"}
-        self._picture = jpeg()
+        self._picture = jpeg(64, 48)
         self._lock = threading.Lock()
 
     def until_up(self, running: Stack) -> None:

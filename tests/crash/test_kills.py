@@ -41,7 +41,7 @@ def test_killing_each_process_in_turn_during_200_uploads_loses_nothing(
 ) -> None:
     """[attachments] окна отказа: сохранность успешно принятой работы и повторная доставка."""
     port = free_port()
-    web, dispatcher, beat = running.web(port), running.dispatcher(), running.beat()
+    web, dispatcher, beat = running.web(port, WEB_WORKERS="2"), running.dispatcher(), running.beat()
     images, control = running.worker("images"), running.worker("control", concurrency=1)
     client = client_of(port)
     client.until_up(running)
@@ -145,7 +145,7 @@ def test_a_kill_in_each_failure_window_loses_nothing(
     window, once, port = WINDOWS[failpoint], tmp_path / "once", free_port()
     client = client_of(port)
     start: dict[str, Callable[..., Process]] = {
-        "web": partial(running.web, port, WEB_WORKERS="1"),
+        "web": partial(running.web, port),
         # Nobody recovers anything before the look.
         "dispatcher": partial(running.dispatcher, RECOVER_EVERY_SECONDS="3600"),
         "worker": partial(running.worker, concurrency=1),

@@ -69,7 +69,7 @@ def test_poison_ends_with_its_reason_and_its_neighbours_never_notice(
     queued: Queued, held: Callable[[str], Job], running: Stack, tmp_path: Path
 ) -> None:
     """[attachments] «повторы исчерпаны»: a file that takes its worker along is tried MAX_FAILURES times, no more."""
-    settled: dict[str, Any] = {"MAX_FAILURES": "3", "RETRY_PAUSE_SECONDS": "0.1", **CALM}
+    settled: dict[str, Any] = {"MAX_FAILURES": "2", "RETRY_PAUSE_SECONDS": "0.1", **CALM}
     running.dispatcher(**settled)
     worker = running.worker(app=APP, **settled).until_ready()
     beside = held("beside")
@@ -79,7 +79,7 @@ def test_poison_ends_with_its_reason_and_its_neighbours_never_notice(
 
     until_state(State.FAILED, list(poison.values()), running, seconds=120)
     assert {kind: (job.error_code, job.failures) for kind, job in poison.items()} == {
-        kind: (code, 3) for kind, code in POISONS.items()
+        kind: (code, 2) for kind, code in POISONS.items()
     }
     assert all(job.error for job in poison.values())
     (tmp_path / "beside").touch()
