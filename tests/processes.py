@@ -262,7 +262,9 @@ class Stack:
 
     def web(self, port: int, **changes: str) -> Process:
         command = ["-m", "gunicorn", "config.wsgi", "-c", "config/gunicorn.py"]
-        return self._process("web", command, "Booting worker", {"WEB_BIND": f"127.0.0.1:{port}", "WEB_WORKERS": "1", **changes})
+        return self._process(
+            "web", command, "Booting worker", {"WEB_BIND": f"127.0.0.1:{port}", "WEB_WORKERS": "1", **changes}
+        )
 
     def end(self) -> None:
         for process in reversed(self._started):
