@@ -203,13 +203,13 @@ def test_a_blocked_broker_is_a_visible_state_and_never_a_hang(
     queued: Callable[..., Job], rabbit: kombu.Connection, settings: Any
 ) -> None:
     """RabbitMQ under a memory or disk alarm says so and reads no more: nothing is marked, and it ends by itself."""
-    settings.CONFIRM_SECONDS = 0.5
     with in_front_of(settings.CELERY_BROKER_URL) as proxy:
         settings.CELERY_BROKER_URL = proxy.url
         publisher = Publisher()
         queued()
         assert relay.relay_batch(publisher).confirmed == 1
         proxy.block()
+        settings.CONFIRM_SECONDS = 0.5
         job = queued()
         assert relay.relay_batch(publisher).confirmed == 0
         assert REGISTRY.get_sample_value("holdfast_broker_blocked", {"role": "publisher"}) == 1
