@@ -25,7 +25,8 @@ LANGUAGE_CODE = "en"
 
 INSTALLED_APPS = [
     "unfold",
-    "django.contrib.admin",
+    # Only who serves the admin loads it (config.urls).
+    "django.contrib.admin.apps.SimpleAdminConfig",
     "django.contrib.auth",
     "django.contrib.contenttypes",
     "django.contrib.sessions",

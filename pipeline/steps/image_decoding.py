@@ -77,10 +77,25 @@ def make(request: dict[str, Any]) -> dict[str, Any]:
     return {"made": made, "original": _facts(opened, FORMATS[content_type][0], picture)}
 
 
-def open_blocked(request: dict[str, Any]) -> dict[str, Any]:
-    """{files} → {opened}: which of the files libvips opens although every loader is blocked (it should be none)."""
+def try_samples(request: dict[str, Any]) -> dict[str, Any]:
+    """{accepted: {file: type}, blocked: [file, …]} → {wrong: [what, …]}: what is not as the service promises.
+
+    Accepted files are decoded by the loader of their type; none opens while every loader is blocked.
+    """
+    flaws = [_flaw(Path(file), content_type) for file, content_type in request["accepted"].items()]
     _allow_loader(None)
-    return {"opened": [file for file in request["files"] if _opens(file)]}
+    opened = [f"{file} opens though blocked" for file in request["blocked"] if _opens(file)]
+    return {"wrong": [*filter(None, flaws), *opened]}
+
+
+def _flaw(file: Path, content_type: str) -> str | None:
+    try:
+        with _reading():
+            picture = _normal(_open(file, content_type).shrink(THUMBNAIL_SIDE)).copy_memory()
+            _thumbnail(picture).webpsave_buffer(**WEBP)
+    except Exception as error:  # noqa: BLE001  (whatever it is, the worker's log says it)
+        return f"{file.name}: {type(error).__name__}: {error}"
+    return None
 
 
 def _open(path: Path, content_type: str) -> Opened:
