@@ -32,11 +32,11 @@ def test_a_seed_means_the_same_on_every_machine() -> None:
 
 
 @given(SEEDS)
-def test_a_run_of_five_minutes_has_its_150_faults_most_of_them_killed_processes(seed: int) -> None:
+def test_a_run_of_five_minutes_has_its_150_faults_about_half_of_them_killed_processes(seed: int) -> None:
     """A tenth may find no victim."""
     kinds = Counter(fault.kind for fault in faults(seed))
     assert kinds.total() * 0.9 >= 150
-    assert sum(count for kind, count in kinds.items() if kind.startswith("kill ")) > kinds.total() / 2
+    assert sum(count for kind, count in kinds.items() if kind.startswith("kill ")) > kinds.total() * 0.45
 
 
 @given(SEEDS, st.sampled_from([10.0, 60.0, 300.0, 900.0]))
