@@ -49,7 +49,7 @@ def _empty_tables(_: TransactionTestCase) -> None:
             cursor.execute(f"TRUNCATE {filled} CASCADE")
 
 
-TransactionTestCase._fixture_teardown = _empty_tables
+TransactionTestCase._fixture_teardown = _empty_tables  # type: ignore[attr-defined]
 
 
 @pytest.fixture(autouse=True)
