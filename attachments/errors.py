@@ -62,6 +62,21 @@ class TooManyPixels(Refused):
     sentence = "The picture has more pixels than this service accepts. Send a smaller version of it."
 
 
+class NoAudio(Refused):
+    code = "no_audio_stream"
+    sentence = "There is no sound in this file. Send a recording with a sound track."
+
+
+class EmptyAudio(Refused):
+    code = "empty_audio"
+    sentence = "The recording is empty: it has no length at all. Record it again, and send it once it is saved."
+
+
+class AudioTooLong(Refused):
+    code = "audio_too_long"
+    sentence = "The recording is longer than this service accepts. Send it in shorter parts."
+
+
 class BadFile(AttachmentError):
     """The bytes are not a readable file of their type; trying again cannot help."""
 

@@ -10,10 +10,15 @@ NAME_LIMIT = 255
 EXTENSIONS: dict[str, tuple[str, ...]] = {
     "application/json": (".json",),
     "application/pdf": (".pdf",),
+    "application/x-subrip": (".srt",),
+    "audio/aac": (".aac", ".adts"),
+    "audio/aiff": (".aiff", ".aif", ".aifc"),
+    "audio/amr": (".amr",),
+    "audio/amr-wb": (".awb", ".amr"),
     "audio/flac": (".flac",),
-    "audio/mp4": (".m4a", ".mp4"),
+    "audio/mp4": (".m4a", ".m4b", ".mp4"),
     "audio/mpeg": (".mp3",),
-    "audio/ogg": (".ogg", ".oga", ".opus"),
+    "audio/ogg": (".ogg", ".oga", ".opus", ".ogv"),
     "audio/wav": (".wav",),
     "audio/webm": (".webm",),
     "image/avif": (".avif",),
@@ -29,6 +34,10 @@ EXTENSIONS: dict[str, tuple[str, ...]] = {
     "text/csv": (".csv",),
     "text/plain": (".txt", ".text", ".md", ".log"),
     "text/vtt": (".vtt",),
+    "video/mp4": (".mp4", ".m4v", ".m4a", ".3gp", ".3g2", ".f4v"),
+    "video/quicktime": (".mov", ".qt"),
+    "video/webm": (".webm", ".weba"),
+    "video/x-matroska": (".mkv", ".mka"),
 }
 
 # Explicit bidirectional controls make `gpj.exe` read as `exe.jpg`.
@@ -58,7 +67,7 @@ def printable(claimed: str) -> str:
 
 def download_name(name: str, *, content_type: str, variant: str = "") -> str:
     """What to call a download: the attachment's own name, told apart by variant, ending in what it really is."""
-    extensions = EXTENSIONS.get(content_type, ())
+    extensions = EXTENSIONS.get(content_type.partition(";")[0], ())
     if variant:
         stem = name.rpartition(".")[0] or name or "file"
         return f"{stem}-{variant}{extensions[0] if extensions else ''}"

@@ -17,6 +17,10 @@ def refuse_wrong_settings() -> None:
         raise ImproperlyConfigured("\n".join(map(str, errors)))
 
 
+#: 16,000 samples of two bytes a second make 1.92 GB of it; `pipeline.sandbox` allows 2 GiB.
+MAX_WAVE_SECONDS = 60_000
+
+
 @register("holdfast")
 def timings(**_: Any) -> list[CheckMessage]:
     found: list[CheckMessage] = []
@@ -44,6 +48,14 @@ def timings(**_: Any) -> list[CheckMessage]:
                 "Requests that wait must leave a thread for the others.",
                 hint="Set MAX_WAITERS to at least 0 and less than WEB_THREADS.",
                 id="holdfast.E004",
+            )
+        )
+    if not 0 < settings.MAX_AUDIO_SECONDS <= MAX_WAVE_SECONDS:
+        found.append(
+            Error(
+                "A recording of that length, converted, is larger than a decoding child may write.",
+                hint=f"Set MAX_AUDIO_SECONDS to more than 0 and at most {MAX_WAVE_SECONDS}.",
+                id="holdfast.E005",
             )
         )
     return found

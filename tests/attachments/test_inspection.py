@@ -16,7 +16,9 @@ from PIL import Image
 
 from attachments.errors import EmptyFile, TooManyPixels
 from attachments.inspection import (
+    AAC,
     AVIF,
+    FLAC,
     GIF,
     HEAD_BYTES,
     HEIC,
@@ -24,7 +26,11 @@ from attachments.inspection import (
     HEIF,
     HEIF_SEQUENCE,
     JPEG,
+    M4A,
+    MP3,
+    MP4,
     PNG,
+    QUICKTIME,
     SIGNATURES,
     TIFF,
     WEBP,
@@ -33,6 +39,7 @@ from attachments.inspection import (
     check_pixels,
     detect,
 )
+from tests import recordings
 
 pillow_heif.register_heif_opener()
 
@@ -75,6 +82,26 @@ def test_a_real_picture_is_detected_from_its_first_bytes(name: str) -> None:
     assert kind.family == "image"
 
 
+@pytest.mark.parametrize("name", recordings.KINDS)
+def test_a_real_recording_is_detected_from_its_first_bytes(name: str) -> None:
+    data, content_type = recordings.of_kind(name)
+    kind = detect(data[:HEAD_BYTES])
+    assert kind is not None
+    assert kind.content_type == content_type
+    assert kind.family == content_type.partition("/")[0]
+
+
+def test_frames_of_sound_are_known_behind_a_tag() -> None:
+    tag = b"ID3\x03\0\0\0\0\x02\x10" + bytes(272)
+    for name, kind in (("mp3 of frames alone", MP3), ("aac", AAC), ("flac", FLAC)):
+        assert detect(tag + recordings.of_kind(name)[0]) == kind
+    assert detect(tag) == MP3
+
+
+def test_a_tag_larger_than_what_is_looked_at_is_taken_for_that_of_a_song() -> None:
+    assert detect(b"ID3\x04\0\0\0\x20\0\0" + bytes(HEAD_BYTES - 10)) == MP3
+
+
 @pytest.mark.parametrize("name", PICTURES)
 def test_a_picture_above_the_limit_is_refused_by_its_header(name: str) -> None:
     kind, data = PICTURES[name]
@@ -106,10 +133,12 @@ def test_a_picture_above_the_limit_is_refused_by_its_header(name: str) -> None:
         (ftyp(b"mif2"), HEIF),
         (ftyp(b"msf1"), HEIF_SEQUENCE),
         (ftyp(b"heic", b"avif"), HEIC),
-        (ftyp(b"isom", b"heic"), None),
-        (ftyp(b"mp42", b"isom"), None),
-        (ftyp(b"qt  "), None),
-        (ftyp(b"M4A ", b"mp42"), None),
+        (ftyp(b"isom", b"heic"), MP4),
+        (ftyp(b"mp42", b"isom"), MP4),
+        (ftyp(b"M4V ", b"M4A ", b"mp42"), MP4),
+        (ftyp(b"3gp5", b"isom"), MP4),
+        (ftyp(b"qt  "), QUICKTIME),
+        (ftyp(b"M4A ", b"mp42"), M4A),
         (ftyp(b"crx ", b"isom"), None),
         (ftyp(b"mif1")[:16] + b"avif", HEIF),
     ],
@@ -141,8 +170,15 @@ def test_an_iso_container_is_what_its_brands_say(head: bytes, kind: Kind | None)
         b"P6 1 1 255\n",
         b"gimp xcf file",
         b"\x1f\x8b\x08",
-        b"OggS\0\x02",
-        b"RIFF\x24\0\0\0WAVEfmt ",
+        b"OggS and other songs",
+        b"ID3 is what tags are called",
+        b"#!AMR is no shell",
+        b"The moov is full tonight",
+        b"\x1aE\xdf\xa3" + bytes(60),
+        "яя".encode("cp1251") * 64,
+        b"\xff\xfe" + "two columns of text".encode("utf-16-le") * 9,
+        b"\xff\xfb\x90\x00" + bytes(60),
+        b"\xff\xf1\x50\x80" + bytes(60),
         b"RIFF\x24\0\0\0AVI LIST",
         b"push graphic-context\n",
         b"plain text",
