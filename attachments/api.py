@@ -6,6 +6,7 @@ import logging
 import uuid
 from typing import Any
 
+from django.conf import settings
 from django.contrib.auth.models import User
 from django.db import connection
 from django.http import HttpRequest, HttpResponseBase
@@ -42,6 +43,10 @@ from pipeline import intake, lifecycle, metrics, removal, replays
 from pipeline.states import TERMINAL, Source
 
 KEY_LIMIT = 255
+SEARCH_OFF = (
+    "The search in transcripts is off here. Leave `q` out; or ask the operator to set SEARCH_TRANSCRIPTS and to run"
+    " manage.py search_index."
+)
 
 logger = logging.getLogger(__name__)
 
@@ -99,16 +104,18 @@ class Attachments(OwnersView):
         operation_id="attachments_list",
         summary="List what you sent, newest first",
         parameters=[ListParameters],
-        responses={200: PageSerializer, **problems(422)},
+        responses={200: PageSerializer, **problems(400, 422)},
     )
     def get(self, request: Request) -> Response:
         wanted = _checked(ListParameters(data=request.query_params.dict()))
-        cursor = wanted.pop("cursor", None)
+        cursor, q = wanted.pop("cursor", None), wanted.get("q")
+        if q and not settings.SEARCH_TRANSCRIPTS:
+            raise Problem(400, "search_off", SEARCH_OFF)
         try:
             found, after = listing.page(listing.matching(listing.living(self.owner), **wanted), after=cursor)
         except InvalidCursor as error:
             raise invalid({"cursor": ["Take the cursor from `next`, or leave it out to start over."]}) from error
-        page = {"results": found, "next": _next(request, after)}
+        page = {"results": listing.with_moments(found, q) if q else found, "next": _next(request, after)}
         return Response(PageSerializer(page, context={"request": request}).data)
 
     @extend_schema(
@@ -231,7 +238,8 @@ class Replay(OwnersView):
             detail = "Its newest job has not failed, or was replayed already. Look at its state."
             raise Problem(409, "nothing_failed", detail) from error
         except lifecycle.Gone as error:
-            raise Problem(409, "original_gone", "The original is no longer kept. Have the file sent again.") from error
+            detail = "The original, or what was made of it, is no longer kept. Have the file sent again."
+            raise Problem(409, "original_gone", detail) from error
 
 
 class AnyType(BaseContentNegotiation):

@@ -8,7 +8,7 @@ import struct
 import uuid
 from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -17,7 +17,9 @@ from django.contrib.auth.models import User
 from django.db.models import Case, CharField, Exists, F, OuterRef, Q, QuerySet, Subquery, Value, When
 from django.db.models.fields.tuple_lookups import TupleLessThan
 
+from attachments import search
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from attachments.search import Match
 from pipeline import registry
 from pipeline.models import Job
 from pipeline.registry import UnknownPipeline
@@ -35,12 +37,16 @@ class InvalidCursor(ValueError):
 
 @dataclass(frozen=True)
 class Status:
-    """An attachment as its owner sees it, with the one job that tells about it: the served one, else the newest."""
+    """An attachment as its owner sees it, with the one job that tells about it: the served one, else the newest.
+
+    `match` is the moment that was searched for.
+    """
 
     attachment: Attachment
     state: State
     job: Job
     recorded: Mapping[str, Variant]
+    match: Match | None = None
 
     @cached_property
     def variants(self) -> dict[str, Variant]:
@@ -56,9 +62,11 @@ class Status:
 
     @property
     def progress(self) -> float:
-        """The part of the promised variants that is recorded, from 0 to 1."""
+        """From 0 to 1: what the worker told of its work, else the part of the promised variants that is recorded."""
         if self.state == State.READY:
             return 1.0
+        if self.job.progress is not None:
+            return round(self.job.progress, 3)
         try:
             promised = registry.get(self.job.pipeline, self.job.pipeline_version).promised
         except UnknownPipeline:
@@ -125,21 +133,34 @@ def matching(
     *,
     state: str | None = None,
     pipeline: str | None = None,
+    name: str | None = None,
     q: str | None = None,
     dead: bool | None = None,
 ) -> QuerySet[Any]:
-    """Those of the `living` in that state, of that pipeline, with `q` in their name, that are (or are not) dead."""
+    """Those of the `living` in that state, of that pipeline, with that in their name, that are (or are not) dead.
+
+    With `q` those in whose served version it is said.
+    """
     teller = Job.objects.filter(job_id=OuterRef("told_by"))
     if state is not None:
         attachments = attachments.filter(state=state)
     if pipeline is not None:
         attachments = attachments.filter(Exists(teller.filter(pipeline=pipeline)))
+    if name:
+        attachments = attachments.filter(name__icontains=name)
     if q:
-        attachments = attachments.filter(name__icontains=q)
+        served = search.said(q).filter(attachment=OuterRef("pk"), pipeline_version=OuterRef("served_version"))
+        attachments = attachments.filter(Exists(served))
     if dead is not None:
         is_dead = Exists(teller.filter(state=State.FAILED, failures__gte=settings.MAX_FAILURES))
         attachments = attachments.filter(is_dead if dead else ~is_dead)
     return attachments
+
+
+def with_moments(found: list[Status], q: str) -> list[Status]:
+    """The statuses that `q` found, each with the moment where it is said."""
+    moments = search.moments(q, [status.attachment.id for status in found])
+    return [replace(status, match=moments.get(status.attachment.id)) for status in found]
 
 
 def page(attachments: QuerySet[Any], *, after: str | None = None) -> tuple[list[Status], str | None]:

@@ -1,4 +1,4 @@
-"""The tables of stored bytes: `s3_object`, `stored_file`, `attachment_variant`.
+"""The tables of stored bytes: `s3_object`, `stored_file`, `attachment_variant`; and of what was said in them.
 
 A row of `s3_object` is committed before the first byte is written, so nothing in the storage is unknown;
 a pointer to it is committed only when it is durable and checked. See docs/architecture.md.
@@ -10,6 +10,8 @@ import uuid
 
 from django.conf import settings
 from django.contrib.postgres.functions import RandomUUID
+from django.contrib.postgres.indexes import GinIndex
+from django.contrib.postgres.search import SearchVectorField
 from django.db import models
 from django.db.models import F, Q
 from django.db.models.functions import Now
@@ -84,7 +86,7 @@ class Attachment(models.Model):
     """A stored file and what was made of it.
 
     It has no state of its own: it is ready when `served_version` is set, else it is in its newest job's
-    state. `served_version` only moves forward.
+    state. `served_version` only moves forward. Once `texts_expired_at` is set, nothing is made of it again.
     """
 
     id = models.UUIDField(primary_key=True, default=uuid.uuid4, db_default=RandomUUID(), editable=False)
@@ -103,6 +105,7 @@ class Attachment(models.Model):
     requested_pipeline = models.CharField(max_length=32, blank=True, default="", db_default="")
     created_at = models.DateTimeField(db_default=Now())
     deleted_at = models.DateTimeField(null=True)
+    texts_expired_at = models.DateTimeField(null=True)
 
     class Meta:
         db_table = "stored_file"
@@ -139,8 +142,13 @@ class Attachment(models.Model):
 
 
 def original_kept(path: str = "") -> Q:
-    """Of living attachments, found by `path` ("attachment__"), those whose original is there to work on."""
-    living = Q(**{f"{path}deleted_at__isnull": True, f"{path}original__isnull": False})
+    """Of living attachments, found by `path` ("attachment__"), those whose original is there to work on.
+
+    Once their texts have expired, it is kept for its owner alone.
+    """
+    living = Q(
+        **{f"{path}deleted_at__isnull": True, f"{path}original__isnull": False, f"{path}texts_expired_at__isnull": True}
+    )
     return living & ~Q(**{f"{path}original__bucket_role": BucketRole.TRASH})
 
 
@@ -165,3 +173,33 @@ class Variant(models.Model):
 
     def __str__(self) -> str:
         return f"{self.variant} v{self.pipeline_version}"
+
+
+class Transcript(models.Model):
+    """What was said in one version of an attachment, for the search alone (`attachments.search`).
+
+    `segments` are [start_ms, end_ms, text] in their order. No CHECK and no column that must not be empty says anything
+    of the text: the database's refusal would quote it, and errors are logged.
+    """
+
+    # Its unique constraint with the version begins with the attachment, so no index of its own.
+    attachment = models.ForeignKey(Attachment, on_delete=models.PROTECT, related_name="transcripts", db_index=False)
+    pipeline_version = models.PositiveIntegerField()
+    language = models.CharField(max_length=16, null=True)  # noqa: DJ001  (NULL = nothing was said)
+    segments = models.JSONField()
+    words = SearchVectorField()
+
+    class Meta:
+        db_table = "attachment_transcript"
+        constraints = [
+            models.UniqueConstraint(
+                name="attachment_transcript_one_per_version", fields=["attachment", "pipeline_version"]
+            ),
+        ]
+        indexes = [
+            # search.said: transcripts with these words.
+            GinIndex(name="attachment_transcript_words", fields=["words"]),
+        ]
+
+    def __str__(self) -> str:
+        return f"transcript v{self.pipeline_version}"

@@ -12,6 +12,7 @@ from rest_framework.request import Request
 
 from attachments.listing import Status
 from attachments.models import StoredObject
+from attachments.search import Match
 from pipeline import registry, replays
 from pipeline.intake import Accepted
 from pipeline.replays import UnusableReason
@@ -69,7 +70,12 @@ class UploadForm(UploadFields):
 class ListParameters(serializers.Serializer[Any]):
     state = serializers.ChoiceField(**one_of(State.values), required=False)
     pipeline = serializers.ChoiceField(**one_of(PIPELINE_NAMES), required=False)
-    q = serializers.CharField(max_length=255, required=False, help_text="Part of the file's name, in any case.")
+    name = serializers.CharField(max_length=255, required=False, help_text="Part of the file's name, in any case.")
+    q = serializers.CharField(
+        max_length=255,
+        required=False,
+        help_text='Words that are said in the recording: all of them, one "or" the other, "in this order", -without.',
+    )
     dead = serializers.BooleanField(
         required=False,
         help_text="Only what failed for good after its last try (true), or only the rest (false).",
@@ -138,6 +144,14 @@ class StoredFileSerializer(serializers.Serializer[Any]):
     content_type = serializers.CharField()
 
 
+class MatchSerializer(serializers.Serializer[Match]):
+    """The first moment where it is said, in milliseconds from the beginning, and the words around it."""
+
+    start_ms = serializers.IntegerField(min_value=0)
+    end_ms = serializers.IntegerField(min_value=0)
+    text = serializers.CharField()
+
+
 class StatusSerializer(serializers.Serializer[Status]):
     """An attachment as it is now. Errors say what to do next; variants appear when all of them are ready."""
 
@@ -158,6 +172,14 @@ class StatusSerializer(serializers.Serializer[Status]):
     created_at = serializers.DateTimeField(source="attachment.created_at")
     finished_at = serializers.DateTimeField(source="job.finished_at", allow_null=True)
     retry_at = serializers.DateTimeField(allow_null=True, help_text="When a job that was put off is tried again.")
+    texts_expired_at = serializers.DateTimeField(
+        source="attachment.texts_expired_at",
+        allow_null=True,
+        help_text="When transcript and texts were deleted because they are kept for a limited time.",
+    )
+    match = MatchSerializer(
+        allow_null=True, help_text="The moment that `q` found; null where nothing was searched for."
+    )
     original = serializers.SerializerMethodField()
     variants = serializers.SerializerMethodField()
 

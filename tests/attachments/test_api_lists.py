@@ -52,9 +52,9 @@ def test_a_list_is_filtered_by_state_pipeline_name_and_death(
     assert ids(door, dead="false") == [failed_one, ready_one, waiting_one]
     assert ids(door, pipeline="image") == everything
     assert ids(door, pipeline="store") == []
-    assert ids(door, q="fünf 100% _katzen_") == [waiting_one]
-    assert ids(door, q="_h_t_") == []
-    assert ids(door, q="photo", state="ready") == [ready_one]
+    assert ids(door, name="fünf 100% _katzen_") == [waiting_one]
+    assert ids(door, name="_h_t_") == []
+    assert ids(door, name="photo", state="ready") == [ready_one]
 
 
 def test_pages_follow_each_other_without_gap_or_repetition(
@@ -89,8 +89,8 @@ def test_a_page_asks_the_same_few_queries_however_long_it_is(
         ("state", "done", "queued, processing, ready, failed"),
         ("pipeline", "audio", "image"),
         ("dead", "maybe", "true or false"),
-        ("q", "a\x00b", "Null"),
-        ("q", "x" * 300, "255"),
+        ("name", "a\x00b", "Null"),
+        ("name", "x" * 300, "255"),
         ("cursor", "yesterday", "next"),
         ("cursor", "f" * 32, "next"),
     ],
