@@ -1,4 +1,4 @@
-"""Deleting an attachment: one transaction takes away its bytes, its names and the right to work on it.
+"""Deleting an attachment: one transaction takes away its bytes, names and texts, and the right to work on it.
 
 The row, its idempotency key and its history stay. Objects become trash, which the sweep deletes; a running attempt
 finds its job cancelled at its next renewal or record, both of which come after this in the lock order, and publishes
@@ -14,7 +14,7 @@ from django.db import transaction
 from django.db.models.functions import Now
 
 from attachments import objects
-from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from attachments.models import Attachment, BucketRole, StoredObject, Transcript, Variant
 from pipeline import lifecycle
 from pipeline.models import Job
 
@@ -30,6 +30,7 @@ def remove(attachment_id: uuid.UUID, *, actor: str) -> bool:
         trash = objects.lock_all_of(attachment.id)
         lifecycle.request_cancel(attachment)
         Variant.objects.filter(attachment=attachment).delete()
+        Transcript.objects.filter(attachment=attachment).delete()
         _clear(attachment)
         StoredObject.objects.filter(id__in=[stored.id for stored in trash]).update(bucket_role=BucketRole.TRASH)
     logger.info("deleted", extra={"attachment_id": str(attachment_id), "actor": actor, "objects": len(trash)})

@@ -22,7 +22,7 @@ from django.db.models.functions import Now
 from attachments import objects, storage
 from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import metrics
+from pipeline import metrics, texts
 from pipeline.models import Job, OutboxMessage
 from pipeline.states import State
 
@@ -48,6 +48,7 @@ class Sweeper:
 
     def __init__(self) -> None:
         self._variants = Round()
+        self._texts = Round()
         self._keys = Round()
         self._refused: set[int] = set()
 
@@ -55,6 +56,7 @@ class Sweeper:
         _trash_forgotten_staging()
         _trash_failed_originals()
         self._variants.go_on(_trash_outdated_variants, every_seconds=VARIANTS_EVERY_SECONDS)
+        self._texts.go_on(texts.forget_old, every_seconds=VARIANTS_EVERY_SECONDS)
         removed = _delete_sent_messages()
         try:
             removed += self._erase_trash()
@@ -197,6 +199,7 @@ def _trash_outdated(chosen: list[int]) -> int:
         # Asked again under the locks: the version may be worked on again since.
         outdated = list(_outdated_variants().filter(id__in=chosen, attachment__in=locked))
         Variant.objects.filter(id__in=[variant.id for variant in outdated]).delete()
+        texts.unindex(outdated)
         _trash([variant.stored_object_id for variant in outdated])
     for variant in outdated:
         metrics.SWEPT.labels(kind=variant.why).inc()

@@ -33,7 +33,7 @@ class NotReady(Exception):
 
 
 class Gone(Exception):
-    """The attachment was deleted, or its original is no longer kept: there is nothing to work on."""
+    """The attachment was deleted, its original is no longer kept, or its texts have expired: no more work on it."""
 
 
 class AlreadyThere(Exception):
@@ -133,6 +133,8 @@ def _lock_objects(attachment_id: uuid.UUID) -> None:
     kept = {stored.id for stored in objects.lock_all_of(attachment_id) if stored.bucket_role != BucketRole.TRASH}
     if attachment.deleted_at is not None or attachment.original_id not in kept:
         raise Gone("the original is no longer kept")
+    if attachment.texts_expired_at is not None:
+        raise Gone("its texts have expired, and nothing makes them again")
 
 
 def _reopen(job: Job, *, actor: str, reason: str, detail: str, pause: timedelta = timedelta(0)) -> Reopened:

@@ -82,12 +82,16 @@ class Snapshot:
     variants: list[Variant]
 
     def pointers(self) -> Iterator[Pointer]:
-        """The objects whose bytes matter; what an older version made is served no more, and about to be swept."""
+        """The objects whose bytes matter: not what an older version made, and not what only ended work needed."""
         if self.attachment.original is not None:
             yield Pointer(stored=self.attachment.original)
         for variant in self.variants:
-            if variant.pipeline_version >= (self.attachment.served_version or 0):
+            if variant.pipeline_version >= (self.attachment.served_version or 0) and not self._is_left_over(variant):
                 yield Pointer(stored=variant.stored_object, variant=variant)
+
+    def _is_left_over(self, variant: Variant) -> bool:
+        job = self.find_job(variant.pipeline_version)
+        return variant.is_internal and job is not None and job.finished_at is not None
 
     def find_job(self, version: int) -> Job | None:
         return next((job for job in self.jobs if job.pipeline_version == version), None)
@@ -143,7 +147,7 @@ def _served_contradictions(snapshot: Snapshot) -> list[Finding]:
         return [Finding(kind=Kind.SERVED_NOT_READY, about=about, attachment_id=snapshot.attachment.id)]
     if job.state == State.FAILED:
         return [_of_job(Kind.SERVED_NOT_READY, job, about=f"version {version} failed: {job.error_code}")]
-    if job.state != State.READY:
+    if job.state != State.READY or snapshot.attachment.texts_expired_at is not None:
         return []
     recorded = {variant.variant for variant in snapshot.variants if variant.pipeline_version == version}
     return [

@@ -372,7 +372,8 @@ def test_what_is_swept_is_counted_by_kind(
     before = swept()
     Sweeper().run()
     unfinished.abort()
-    assert {kind: count - before.get(kind, 0) for kind, count in swept().items()} == {
+    counted = {kind: count - before.get(kind, 0) for kind, count in swept().items()}
+    assert {kind: count for kind, count in counted.items() if count} == {
         "staging": 1,
         "superseded": 3,
         "internal": 1,

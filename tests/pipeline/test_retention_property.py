@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
+from django.contrib.postgres.search import SearchVector
 from django.db import connection
-from django.db.models import F
+from django.db.models import F, Value
 from django.db.models.expressions import Combinable
 from django.db.models.functions import Now
 from hypothesis import HealthCheck, Phase, given
@@ -22,7 +24,7 @@ from hypothesis import settings as example_settings
 from hypothesis import strategies as st
 
 from attachments import listing, objects, storage
-from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from attachments.models import Attachment, BucketRole, StoredObject, Transcript, Variant
 from pipeline import removal
 from pipeline.models import Job
 from pipeline.retention import Sweeper
@@ -67,6 +69,7 @@ class History:
 
     versions: tuple[Version, ...]
     is_deleted: bool
+    pipeline: str
 
     @property
     def served(self) -> int | None:
@@ -76,8 +79,14 @@ class History:
         is_lost_cause = self.served is None and all(one.is_lost_cause for one in self.versions)
         return not self.is_deleted and not is_lost_cause
 
+    def keeps_texts(self) -> bool:
+        is_old = all(not one.is_unfinished and one.age == ANCIENT for one in self.versions)
+        return not self.is_deleted and not (self.pipeline == "speech" and is_old)
+
     def keeps(self, number: int, variant: str) -> bool:
         own = self.versions[number - 1]
+        if variant == "transcript" and not self.keeps_texts():
+            return False
         if self.is_deleted or own.is_unfinished:
             return not self.is_deleted
         if variant == "internal" and own.age >= OLD:
@@ -97,12 +106,13 @@ HISTORIES = st.builds(
             state=st.sampled_from(State),
             age=AGES,
             was_ready_once=st.booleans(),
-            recorded=st.frozensets(st.sampled_from(["thumbnail", "crop", "internal"])),
+            recorded=st.frozensets(st.sampled_from(["thumbnail", "transcript", "internal"])),
         ),
         min_size=1,
         max_size=3,
     ).map(tuple),
     is_deleted=st.sampled_from([False] * 4 + [True]),
+    pipeline=st.sampled_from(["image", "speech"]),
 )
 LITTER = ("forgotten", "trash", "unknown", "unfinished", "foreign")
 
@@ -115,10 +125,13 @@ class World:
     bucket: Path
     kept_files: set[str] = field(default_factory=set)
     kept_rows: set[str] = field(default_factory=set)
+    kept_transcripts: set[tuple[uuid.UUID, int]] = field(default_factory=set)
+    expired: set[uuid.UUID] = field(default_factory=set)
     _objects: list[StoredObject] = field(default_factory=list)
     _attachments: list[Attachment] = field(default_factory=list)
     _jobs: list[Job] = field(default_factory=list)
     _variants: list[Variant] = field(default_factory=list)
+    _transcripts: list[Transcript] = field(default_factory=list)
 
     def make(self, past: Sequence[History], litter: Sequence[tuple[str, float]]) -> None:
         self._clear()
@@ -129,6 +142,7 @@ class World:
         Attachment.objects.bulk_create(self._attachments)
         Job.objects.bulk_create(self._jobs)
         Variant.objects.bulk_create(self._variants)
+        Transcript.objects.bulk_create(self._transcripts)
         for attachment, history in zip(attachments, past, strict=True):
             if history.is_deleted:
                 removal.remove(attachment.id, actor="test")
@@ -136,10 +150,13 @@ class World:
     def files(self) -> set[str]:
         return {str(path.relative_to(self.bucket)) for path in self.bucket.rglob("*") if path.is_file()}
 
+    def has_expired(self, key: str) -> bool:
+        return key.endswith("/transcript") and uuid.UUID(key.split("/")[1]) in self.expired
+
     def _clear(self) -> None:
         """Examples share one test's database and folder."""
         with connection.cursor() as cursor:
-            for table in ("pipeline_job", "attachment_variant", "stored_file", "s3_object"):
+            for table in ("pipeline_job", "attachment_variant", "attachment_transcript", "stored_file", "s3_object"):
                 cursor.execute(f"DELETE FROM {table}")
         for folder in self.bucket.iterdir():
             shutil.rmtree(folder)
@@ -156,7 +173,7 @@ class World:
             is_kept=history.keeps_original(),
         )
         for number, version in enumerate(history.versions, 1):
-            self._jobs.append(job_of(attachment, number, version))
+            self._jobs.append(job_of(attachment, number, version, history.pipeline))
             for variant in sorted(version.recorded):
                 stored = self._put(
                     objects.variant_key(attachment.id, version=number, attempt=1, variant=variant),
@@ -173,7 +190,18 @@ class World:
                         is_internal=variant == "internal",
                     )
                 )
+                if variant == "transcript":
+                    self._transcribe(attachment, number, is_kept=history.keeps(number, variant))
+                    if history.served and not history.is_deleted and not history.keeps_texts():
+                        self.expired.add(attachment.id)
         return attachment
+
+    def _transcribe(self, attachment: Attachment, number: int, *, is_kept: bool) -> None:
+        self._transcripts.append(
+            Transcript(attachment=attachment, pipeline_version=number, segments=[], words=SearchVector(Value("word")))
+        )
+        if is_kept:
+            self.kept_transcripts.add((attachment.id, number))
 
     def _litter(self, kind: str, age: float) -> None:
         """What uploads, attempts and strangers leave behind."""
@@ -216,11 +244,11 @@ class World:
             self.kept_files.add(key)
 
 
-def job_of(attachment: Attachment, number: int, version: Version) -> Job:
+def job_of(attachment: Attachment, number: int, version: Version, pipeline: str) -> Job:
     is_held = version.state == State.PROCESSING
     return Job(
         attachment=attachment,
-        pipeline="image",
+        pipeline=pipeline,
         pipeline_version=number,
         queue="images",
         source=Source.REST,
@@ -248,15 +276,19 @@ def ago(seconds: float) -> Combinable:
     suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_a_sweep_takes_what_the_retention_says_and_nothing_else(
-    user: User, tmp_path: Path, past: list[History], litter: list[tuple[str, float]]
+    user: User, tmp_path: Path, settings: Any, past: list[History], litter: list[tuple[str, float]]
 ) -> None:
     """[attachments] неуспешные/непривязанные исходники имеют retention и cleanup; он не удаляет текущую работу."""
     world = World(user, tmp_path / "storage" / "holdfast")
     # Known objects enough, so that those which nobody knows are few.
     world.make(past, [*litter, *[("forgotten", FRESH)] * 10])
+    settings.TRANSCRIPT_RETENTION_DAYS = 30
     needed = in_use(user)
     Sweeper().run()
-    assert in_use(user) == needed
+    assert in_use(user) == {(key, data) for key, data in needed if not world.has_expired(key)}
+    assert set(Transcript.objects.values_list("attachment", "pipeline_version")) == world.kept_transcripts
+    told = Attachment.objects.filter(texts_expired_at__isnull=False)
+    assert set(told.values_list("id", flat=True)) == world.expired
     assert world.files() == world.kept_files
     assert set(StoredObject.objects.values_list("key", flat=True)) == world.kept_rows
     assert not StoredObject.objects.filter(bucket_role=BucketRole.TRASH).exists()
