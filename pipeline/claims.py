@@ -131,15 +131,24 @@ class Heartbeat(threading.Thread):
         self._ended = threading.Event()
         self._began = self._renewed = time.monotonic()
         self._excused = 0.0
+        self._done: float | None = None
         self.stop_reason: StopReason | None = None
+
+    def tell(self, done: float) -> None:
+        """How much of the work is done, from 0 to 1; goes along with the next renewal."""
+        self._done = done
 
     def should_stop(self) -> bool:
         """True once the lease is lost, cancelled or past its deadline, or the worker has to go."""
         if self.stop_reason is None and shutdown.is_overdue():
             self.stop_reason = StopReason.SHUTDOWN
-        if self.stop_reason is None and self._worked_seconds() > self._lease.pipeline.attempt_limit.total_seconds():
+        if self.stop_reason is None and self.worked_seconds() > self._lease.pipeline.attempt_limit.total_seconds():
             self.stop_reason = StopReason.DEADLINE
         return self.stop_reason is not None
+
+    def worked_seconds(self) -> float:
+        """Since it began, without the time in which the database did not answer."""
+        return time.monotonic() - self._began - self._waited_seconds()
 
     def run(self) -> None:
         pause = settings.RENEW_SECONDS
@@ -155,7 +164,7 @@ class Heartbeat(threading.Thread):
 
     def _renew(self) -> float:
         try:
-            lifecycle.renew(self._lease)
+            lifecycle.renew(self._lease, progress=self._done)
         except LeaseLost:
             self.stop_reason = StopReason.LOST
         except Cancelled:
@@ -166,9 +175,6 @@ class Heartbeat(threading.Thread):
             return _again_seconds()
         self._excused, self._renewed = self._waited_seconds(), time.monotonic()
         return float(settings.RENEW_SECONDS)
-
-    def _worked_seconds(self) -> float:
-        return time.monotonic() - self._began - self._waited_seconds()
 
     def _waited_seconds(self) -> float:
         """For how long nobody answered a renewal: an outage must not be taken for work that takes too long."""

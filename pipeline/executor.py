@@ -1,32 +1,37 @@
 """One attempt of one job, as a list of stages in the order they run.
 
 1. take: claim the attempt that the message names (a short transaction), or stop: the message is done.
-2. fetch: load the trusted original by the database's metadata, checking size and digest.
-3. make and store: run each step for the variants that are missing, outside of any transaction; put each object under
-   a fresh key and record it, one by one.
-4. complete: a short guarded transaction publishes the result.
-Whatever goes wrong is settled in `outcomes`. Running it twice does nothing the second time.
+2. make and store: run each step for the variants that are missing, outside of any transaction, on the trusted original
+   or on what an earlier step made of it, loaded by the database's metadata with size and digest checked; put each
+   object under a fresh key and record it, one by one.
+3. complete: a short guarded transaction publishes the result.
+Whatever goes wrong is settled in `outcomes`. Running it twice does nothing the second time. An attempt of a long job
+ends after a slice; the next one finds what was recorded and goes on.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from django.conf import settings
+
 from attachments import objects, storage
+from attachments.errors import ObjectCorrupt, ObjectMissing
 from attachments.models import StoredObject
 from pipeline import claims, deadman, failpoints, lifecycle, metrics, outcomes, scratch
 from pipeline.claims import Heartbeat, ShuttingDown
 from pipeline.confined import Interrupted
 from pipeline.envelopes import Envelope
 from pipeline.lifecycle import Cancelled, Lease, LeaseLost
+from pipeline.outcomes import SliceOver
 from pipeline.registry import Pipeline
-from pipeline.steps import Produced, Step, StepResult
+from pipeline.steps import ORIGINAL, Given, Produced, Step, StepResult
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
@@ -34,20 +39,20 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """What the stages share. `path` is where the original's copy is, once it was fetched."""
+    """What the stages share. `files` has what is at hand of the original and the variants, by their names."""
 
     lease: Lease
     original: StoredObject
     heartbeat: Heartbeat
     scratch: Path
-
-    @property
-    def path(self) -> Path:
-        return self.scratch / "original"
+    files: dict[str, Path] = field(default_factory=dict)
 
     def ask(self, act: Callable[[], Answer]) -> Answer:
         """Ask the database patiently, but not past the end of the attempt."""
         return claims.patiently(act, stop=self.heartbeat.should_stop)
+
+    def recorded(self) -> Mapping[str, StoredObject]:
+        return self.ask(lambda: lifecycle.recorded(self.lease))
 
 
 def execute(envelope: Envelope, *, worker: str) -> str:
@@ -84,31 +89,30 @@ def _run(lease: Lease, heartbeat: Heartbeat) -> str:
     return "ready"
 
 
-def fetch(attempt: Attempt) -> None:
-    """Load the original unless nothing is missing."""
-    original = attempt.original
-    if not _missing(attempt):
-        return
-    assert original.size is not None and original.sha256 is not None
-    storage.fetch(original.bucket, original.key, attempt.path, size=original.size, sha256=original.sha256)
-
-
 def make_and_store(attempt: Attempt, *, step: Step) -> None:
     """Compute what is missing of one step, and record each object as soon as it is durable."""
-    wanted = _missing(attempt) & frozenset(step.makes)
+    recorded = attempt.recorded()
+    wanted = attempt.lease.pipeline.missing(recorded) & frozenset(step.makes)
     if not wanted:
         return
     _stop_if_told(attempt)
-    result = step.run(
-        attempt.path,
-        content_type=attempt.original.content_type,
+    source = attempt.original if step.reads == ORIGINAL else recorded[step.reads]
+    given = Given(
+        path=_file(attempt, step.reads, source),
+        content_type=source.content_type,
         wanted=wanted,
         scratch=attempt.scratch,
+        language=attempt.lease.language,
         stop=attempt.heartbeat.should_stop,
+        kept=lambda variant: _file(attempt, variant, recorded[variant]) if variant in recorded else None,
+        tell=attempt.heartbeat.tell,
     )
+    result = step.run(given)
     for produced in result.produced:
         _stop_if_told(attempt)
         _store(attempt, produced, result)
+        if produced.is_internal:
+            _end_slice_if_over(attempt)
 
 
 def complete(attempt: Attempt) -> None:
@@ -119,7 +123,6 @@ def complete(attempt: Attempt) -> None:
 
 def _stages(pipeline: Pipeline) -> Iterator[tuple[str, Callable[[Attempt], None]]]:
     """The stages in their order, by the names that a failure is filed under."""
-    yield "fetch", fetch
     for step in pipeline.steps:
         yield step.name, partial(make_and_store, step=step)
     yield "complete", complete
@@ -142,16 +145,37 @@ def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
                 written=written,
                 facts=produced.facts,
                 original_facts=result.original_facts,
+                is_internal=produced.is_internal,
+                spoken=produced.spoken,
             )
         )
     except (Cancelled, LeaseLost):
         # Nobody will point at it, and what was deleted should not wait a day for the sweep.
         objects.throw_away(stored.id)
         raise
+    attempt.files[produced.variant] = produced.path
 
 
-def _missing(attempt: Attempt) -> frozenset[str]:
-    return attempt.lease.pipeline.promised - attempt.ask(lambda: lifecycle.present(attempt.lease))
+def _file(attempt: Attempt, name: str, source: StoredObject) -> Path:
+    """The original, or a recorded variant, as a file in the scratch folder."""
+    if name not in attempt.files:
+        assert source.size is not None and source.sha256 is not None
+        path = attempt.scratch / name
+        try:
+            storage.fetch(source.bucket, source.key, path, size=source.size, sha256=source.sha256)
+        except (ObjectMissing, ObjectCorrupt):
+            if name != ORIGINAL:
+                # The next attempt makes it again.
+                attempt.ask(lambda: lifecycle.discard(attempt.lease, variant=name))
+            raise
+        attempt.files[name] = path
+    return attempt.files[name]
+
+
+def _end_slice_if_over(attempt: Attempt) -> None:
+    """Only where something durable was won: else a slice could end again and again at the same place."""
+    if attempt.heartbeat.worked_seconds() > settings.SLICE_SECONDS:
+        raise SliceOver
 
 
 def _stop_if_told(attempt: Attempt) -> None:

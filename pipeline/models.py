@@ -47,6 +47,7 @@ class Job(models.Model):
     error = models.CharField(max_length=500, blank=True, default="")
     carrier = models.JSONField(default=dict)
     media = models.JSONField(default=dict, db_default={})
+    progress = models.FloatField(null=True)
     source = models.CharField(max_length=16, choices=Source.choices)
     created_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)

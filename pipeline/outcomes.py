@@ -33,6 +33,10 @@ CAUSE_LIMIT = 4000
 logger = logging.getLogger(__name__)
 
 
+class SliceOver(Exception):
+    """The attempt has worked for as long as one delivery should take; what it recorded stays, and the next goes on."""
+
+
 def settle(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: str) -> str:
     """End the attempt as its error demands; returns a word for the log. Nothing is raised but ShuttingDown.
 
@@ -82,6 +86,9 @@ def _decide(lease: Lease, error: BaseException, heartbeat: Heartbeat, *, step: s
     if isinstance(error, Interrupted) and reason is StopReason.SHUTDOWN:
         lifecycle.release(lease, reason="shutdown", pause=timedelta(0))
         return "released"
+    if isinstance(error, SliceOver):
+        lifecycle.release(lease, reason="slice", pause=timedelta(0))
+        return "sliced"
     if isinstance(error, OUTAGE) or is_database_away(error):
         return _wait_out(lease)
     if isinstance(error, PERMANENT):
@@ -110,7 +117,7 @@ def _try_again(lease: Lease, failure: Failure) -> str:
 def _tell(lease: Lease, outcome: str, error: BaseException) -> None:
     """What the operator should look at is an ERROR with its traceback; the rest is the log of a day's work."""
     failure = _failure(error)
-    is_alarming = outcome == "dead" or failure.code == ConfinedError.code
+    is_alarming = outcome == "dead" or (outcome == "retried" and failure.code == ConfinedError.code)
     logger.log(
         logging.ERROR if is_alarming else logging.INFO,
         "attempt_ended",

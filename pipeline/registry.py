@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -10,8 +11,11 @@ from django.conf import settings
 from attachments.errors import PipelineUnavailable, UnsupportedType
 from pipeline import scratch
 from pipeline.states import Runner
-from pipeline.steps import Step
+from pipeline.steps import ORIGINAL, Step
+from pipeline.steps.audio import ConvertStep
 from pipeline.steps.image import ImageStep
+from pipeline.steps.speech import TranscribeStep
+from pipeline.steps.transcripts import WriteStep
 
 
 class UnknownPipeline(LookupError):
@@ -32,17 +36,33 @@ class Pipeline:
     @property
     def promised(self) -> frozenset[str]:
         """The variants without which a job cannot be ready."""
-        return frozenset(variant for step in self.steps for variant in step.makes)
+        return frozenset(variant for step in self.steps if not step.is_internal for variant in step.makes)
+
+    def missing(self, recorded: Collection[str]) -> frozenset[str]:
+        """What is still to be made: what is promised and not recorded, and what the making of that reads."""
+        missing = set(self.promised.difference(recorded))
+        for step in reversed(self.steps):
+            if missing.intersection(step.makes) and step.reads != ORIGINAL and step.reads not in recorded:
+                missing.add(step.reads)
+        return frozenset(missing)
 
 
 PIPELINES: tuple[Pipeline, ...] = (
     Pipeline(name="image", version=1, queue="images", steps=(ImageStep(),)),
+    Pipeline(
+        name="speech",
+        version=1,
+        queue="speech",
+        steps=(ConvertStep(), TranscribeStep(), WriteStep()),
+        # Well within RabbitMQ's consumer timeout; a long recording takes many slices.
+        attempt_limit=timedelta(minutes=25),
+    ),
     # Keeps the original only; taken for kinds without a pipeline where ACCEPT_ANY_FILE is on.
     Pipeline(name="store", version=1, queue="images", steps=()),
 )
 
 #: The family of a detected type names its pipeline.
-_BY_FAMILY = {"image": "image"}
+_BY_FAMILY = {"image": "image", "audio": "speech", "video": "speech"}
 
 
 def get(name: str, version: int) -> Pipeline:
@@ -62,12 +82,22 @@ def newest(name: str) -> Pipeline:
 
 
 def choose(family: str | None) -> Pipeline:
-    """The pipeline for a detected family of types (None: unknown); UnsupportedType when none takes it."""
-    if family in _BY_FAMILY:
-        return newest(_BY_FAMILY[family])
+    """The pipeline for a detected family of types (None: unknown).
+
+    Raises UnsupportedType when none takes it, PipelineUnavailable when this installation does not run it.
+    """
+    name = _BY_FAMILY.get(family or "")
+    if name is not None and _is_run_here(name):
+        return newest(name)
     if settings.ACCEPT_ANY_FILE:
         return newest("store")
+    if name is not None:
+        raise PipelineUnavailable(f"the pipeline {name!r} is not set up here")
     raise UnsupportedType
+
+
+def _is_run_here(name: str) -> bool:
+    return name != "speech" or bool(settings.TRANSCRIPTION_MODEL)
 
 
 def check_requested(requested: str, chosen: Pipeline) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,7 +11,7 @@ from pipeline import executor, registry
 from pipeline.envelopes import Envelope
 from pipeline.models import Job
 from pipeline.registry import Pipeline
-from pipeline.steps import Produced, StepResult
+from pipeline.steps import ORIGINAL, Given, Produced, StepResult
 
 
 def work(job: Job, *, worker: str = "worker-a") -> str:
@@ -27,20 +26,14 @@ class QuickStep:
     """Makes variants of a few bytes: the work around the step is what is tested."""
 
     name: str = "quick"
+    reads: str = ORIGINAL
+    is_internal: bool = False
     makes: tuple[str, ...] = ("crop", "optimized", "thumbnail")
 
-    def run(
-        self,
-        original: Path,
-        *,
-        content_type: str,  # noqa: ARG002
-        wanted: frozenset[str],
-        scratch: Path,
-        stop: Callable[[], bool] | None = None,  # noqa: ARG002
-    ) -> StepResult:
+    def run(self, given: Given) -> StepResult:
         return StepResult(
-            produced=tuple(self._make(variant, original, scratch) for variant in sorted(wanted)),
-            original_facts={"width": original.stat().st_size},
+            produced=tuple(self._make(variant, given.path, given.scratch) for variant in sorted(given.wanted)),
+            original_facts={"width": given.path.stat().st_size},
         )
 
     def self_test(self, scratch: Path) -> None: ...

@@ -15,6 +15,7 @@ from django.db import transaction
 from django.db.models import Expression, F
 from django.db.models.functions import Coalesce, Now
 
+from attachments import search
 from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
@@ -24,6 +25,7 @@ from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_hel
 from pipeline.models import Job, JobEvent
 from pipeline.registry import Pipeline
 from pipeline.states import Runner, Source, State
+from pipeline.steps import Spoken
 from schemas import InvalidShape
 
 DISPATCHER = "dispatcher"
@@ -53,7 +55,7 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
     Asked again with the same token, because the first COMMIT got no answer, it finds what it already took. Raises
     UnknownPipeline, and takes nothing, for a version that only a newer release can work on.
     """
-    job = Job.objects.filter(job_id=job_id).first()
+    job = Job.objects.filter(job_id=job_id).select_related("attachment").first()
     if job is None:
         return None
     pipeline = registry.get(job.pipeline, job.pipeline_version)
@@ -78,12 +80,17 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
         worker=worker,
         original=None if original is None or original.bucket_role == BucketRole.TRASH else original,
         cancel_requested=is_cancelled,
+        language=job.attachment.language,
     )
 
 
-def renew(lease: Lease) -> None:
-    """Push the lease's end away from now; Cancelled when the owner or an operator asked to stop."""
-    if not held(lease).update(lease_until=_lease_end()):
+def renew(lease: Lease, *, progress: float | None = None) -> None:
+    """Push the lease's end away from now; Cancelled when the owner or an operator asked to stop.
+
+    `progress`, from 0 to 1, is shown to the owner; None leaves it as it was.
+    """
+    told = {} if progress is None else {"progress": progress}
+    if not held(lease).update(lease_until=_lease_end(), **told):
         raise LeaseLost
     if held(lease).filter(cancel_requested_at__isnull=False).exists():
         raise Cancelled
@@ -98,8 +105,9 @@ def record(
     facts: Mapping[str, Any],
     original_facts: Mapping[str, Any],
     is_internal: bool = False,
+    spoken: Spoken | None = None,
 ) -> None:
-    """Publish one finished variant inside the job; it shows in the API once the job is ready.
+    """Publish one finished variant inside the job; it shows in the API once the job is ready, and is found by `spoken`.
 
     Idempotent by (attachment, pipeline_version, variant): an earlier object under the key becomes trash. Raises
     LeaseLost, Cancelled, or StorageUnavailable where the sweep took the object for forgotten.
@@ -123,6 +131,21 @@ def record(
         StoredObject.objects.filter(id__in=superseded).update(bucket_role=BucketRole.TRASH)
         if original_facts:
             held(lease).update(media=dict(original_facts))
+        if spoken:
+            search.index(lease.attachment_id, version, spoken.language, spoken.segments)
+
+
+def discard(lease: Lease, *, variant: str) -> None:
+    """Take back a variant whose object is not what was stored, so that it is made again. LeaseLost when not ours."""
+    lost = Variant.objects.filter(
+        attachment=lease.attachment_id, pipeline_version=lease.pipeline.version, variant=variant
+    )
+    with transaction.atomic():
+        Attachment.objects.select_for_update().get(id=lease.attachment_id)
+        trash = list(lost.values_list("stored_object", flat=True))
+        lock_held(lease, object_ids=trash)
+        lost.delete()
+        StoredObject.objects.filter(id__in=trash).update(bucket_role=BucketRole.TRASH)
 
 
 def retry_later(lease: Lease, failure: Failure, *, pause: timedelta) -> None:
@@ -188,13 +211,10 @@ def outage_seconds(lease: Lease) -> float:
     return float(lasting.total_seconds()) if lasting else 0.0
 
 
-def present(lease: Lease) -> frozenset[str]:
-    """The variants of the lease's version that are already recorded."""
-    return frozenset(
-        Variant.objects.filter(attachment=lease.attachment_id, pipeline_version=lease.pipeline.version).values_list(
-            "variant", flat=True
-        )
-    )
+def recorded(lease: Lease) -> dict[str, StoredObject]:
+    """The variants of the lease's version that are already there, internal ones too."""
+    variants = Variant.objects.filter(attachment=lease.attachment_id, pipeline_version=lease.pipeline.version)
+    return {variant.variant: variant.stored_object for variant in variants.select_related("stored_object")}
 
 
 def _complete(lease: Lease) -> None:
@@ -203,7 +223,7 @@ def _complete(lease: Lease) -> None:
     job = lock_held(lease, object_ids={lease.original.id} if lease.original else set())
     if job.cancel_requested_at is not None:
         raise Cancelled
-    missing = lease.pipeline.promised - present(lease)
+    missing = lease.pipeline.promised.difference(recorded(lease))
     if missing:
         raise Incomplete(f"missing: {', '.join(sorted(missing))}")
     end(job, State.READY, actor=lease.worker)

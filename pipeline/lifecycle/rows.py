@@ -39,6 +39,7 @@ class Lease:
     worker: str
     original: StoredObject | None
     cancel_requested: bool
+    language: str
 
 
 def held(lease: Lease) -> QuerySet[Job]:

@@ -24,15 +24,11 @@ from typing import Any, ClassVar
 from django.conf import settings
 
 from pipeline import confined
-from pipeline.steps import Produced, StepResult
+from pipeline.steps import ORIGINAL, Given, Produced, SelfTestFailed, StepResult
 
 CONTENT_TYPE = "image/webp"
 CHILD = "pipeline.steps.image_decoding"
 SAMPLES = Path(__file__).resolve().parent / "samples"
-
-
-class SelfTestFailed(Exception):
-    """The decoders of this installation do not do what the service promises; the message lists what."""
 
 
 @dataclass(frozen=True)
@@ -40,29 +36,23 @@ class ImageStep:
     """Original facts: width, height, format, frames, has_alpha, dominant_colour ("#rrggbb" or None), thumbhash."""
 
     name: ClassVar[str] = "image"
+    reads: ClassVar[str] = ORIGINAL
+    is_internal: ClassVar[bool] = False
     makes: ClassVar[tuple[str, ...]] = ("thumbnail", "crop", "optimized")
 
-    def run(
-        self,
-        original: Path,
-        *,
-        content_type: str,
-        wanted: frozenset[str],
-        scratch: Path,
-        stop: Callable[[], bool] | None = None,
-    ) -> StepResult:
+    def run(self, given: Given) -> StepResult:
         """Raises BadFile, EmptyFile, TooManyPixels, UnsupportedType, and ConfinedError."""
         # The child writes to a folder of its own: the original beside it stays read-only for it.
-        folder = scratch / self.name
+        folder = given.scratch / self.name
         folder.mkdir(exist_ok=True)
         request = {
-            "original": str(original.resolve()),
-            "content_type": content_type,
-            "wanted": [variant for variant in self.makes if variant in wanted],
+            "original": str(given.path.resolve()),
+            "content_type": given.content_type,
+            "wanted": [variant for variant in self.makes if variant in given.wanted],
             "folder": str(folder.resolve()),
             "max_pixels": settings.MAX_IMAGE_PIXELS,
         }
-        answer = _in_child("make", request, reads=original, scratch=folder, stop=stop)
+        answer = _in_child("make", request, reads=given.path, scratch=folder, stop=given.stop)
         produced = tuple(_produced(variant, folder, answer) for variant in request["wanted"])
         return StepResult(produced=produced, original_facts=answer["original"])
 
@@ -72,7 +62,7 @@ class ImageStep:
         Block lists of decoders ignore a misspelt name silently, so the promise is worth a try at every start.
         """
         request = {
-            "accepted": {str(path): "/".join(path.parts[-3:-1]) for path in SAMPLES.glob("accepted/*/*/*")},
+            "accepted": {str(path): "/".join(path.parts[-3:-1]) for path in SAMPLES.glob("accepted/image/*/*")},
             "blocked": [str(path) for path in SAMPLES.rglob("*") if path.is_file()],
         }
         wrong = _in_child("try_samples", request, reads=SAMPLES, scratch=scratch)["wrong"]

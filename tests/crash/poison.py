@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline import confined
-from pipeline.steps import StepResult
+from pipeline.steps import Given, StepResult
 from pipeline.steps.image import ImageStep
 from tests.pictures import jpeg
 
@@ -27,12 +27,12 @@ def poisoned(act: str, argument: object = "") -> bytes:
 
 
 class PoisonableStep(ImageStep):
-    def run(self, original: Path, *, stop: Callable[[], bool] | None = None, **given: Any) -> StepResult:
-        _, mark, line = original.read_bytes().rpartition(MARK)
+    def run(self, given: Given) -> StepResult:
+        _, mark, line = given.path.read_bytes().rpartition(MARK)
         if mark:
             act, _, argument = line.decode().partition(" ")
-            ACTS[act](argument, given["scratch"], stop or (lambda: False))
-        return super().run(original, stop=stop, **given)
+            ACTS[act](argument, given.scratch, given.stop)
+        return super().run(given)
 
 
 def _kill(*_: Any) -> None:

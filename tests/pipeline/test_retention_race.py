@@ -108,7 +108,7 @@ class Race:
         assert lease.original is not None
         assert is_intact(lease.original)
         try:
-            for variant in sorted(lease.pipeline.promised - lifecycle.present(lease)):
+            for variant in sorted(lease.pipeline.promised - lifecycle.recorded(lease).keys()):
                 record(lease, variant)
         except (LeaseLost, StorageUnavailable):  # so slow that its staging was swept
             lifecycle.release(lease, reason="swept", pause=timedelta(0))

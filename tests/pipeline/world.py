@@ -58,7 +58,7 @@ ERRORS: dict[str, tuple[Exception, StopReason | None]] = {
 }
 TABLES = (
     "pipeline_outbox, pipeline_job_event, pipeline_replayed_job, pipeline_replay, pipeline_job, attachment_variant, "
-    "stored_file, s3_object"
+    "attachment_transcript, stored_file, s3_object"
 )
 PICTURE = png()
 LONG = 3600.0

@@ -1,0 +1,15 @@
+"""The worker's application, with windows so short that half a minute of speech has several."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
+
+from pipeline.speech import cutting
+
+cutting.WINDOW_MS, cutting.SEARCH_MS = 14_000, 4_000
+
+from config.celery import app  # noqa: E402
+
+__all__ = ["app"]

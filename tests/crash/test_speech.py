@@ -1,0 +1,120 @@
+"""Speech workers that are killed and stopped in the middle of a recording: what was heard stays, nothing is left."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+from django.contrib.auth.models import User
+
+from attachments.models import Variant
+from pipeline import intake, scratch
+from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.speech import self_test
+from pipeline.states import Source, State
+from tests import recordings
+from tests.pipeline.speech.conftest import decode
+from tests.processes import Stack, Worker, until_state
+from tests.speaking import silence
+from tests.waiting import until
+
+pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
+
+APP = "tests.crash.speech_app"
+
+
+@pytest.fixture
+def spoken(user: User) -> Callable[[int], Job]:
+    """Accepts a recording of so many windows."""
+
+    def accept(windows: int) -> Job:
+        clip = np.concatenate([decode(self_test.SAMPLE), silence(1.5)])
+        data = recordings.wav(np.tile(clip, windows), rate=16_000)
+        received = intake.receive([data], created_by="test")
+        return intake.accept(received, intake.Request(owner=user, source=Source.REST, name="note.wav")).job
+
+    return accept
+
+
+def speech(running: Stack, name: str) -> Worker:
+    changes = {"TRANSCRIPTION_BEAM": "1", "LEASE_SECONDS": "3", "LOG_LEVEL": "DEBUG"}
+    return running.worker("speech", name=name, concurrency=1, app=APP, **changes).until_ready()
+
+
+def makers(job: Job) -> dict[str, str]:
+    """Which worker made each variant."""
+    variants = Variant.objects.filter(attachment=job.attachment_id).select_related("stored_object")
+    return {one.variant: one.stored_object.created_by.partition("@")[0] for one in variants}
+
+
+def told(folder: Path) -> str:
+    """All that processes, rows of work and messages say, in lower case."""
+    rows = [JobEvent.objects.values_list(), OutboxMessage.objects.values_list(), Job.objects.values_list()]
+    logs = [path.read_text(errors="replace") for path in folder.glob("*.log")]
+    return "\n".join([*logs, *(str(list(each)) for each in rows)]).lower()
+
+
+def copies(folder: Path) -> list[Path]:
+    return list(folder.glob(f"{scratch.PREFIX}*"))
+
+
+def test_a_killed_speech_worker_leaves_no_child_and_no_copy_and_another_goes_on(
+    spoken: Callable[[int], Job], running: Stack, tmp_path: Path
+) -> None:
+    """[transcription] освобождение: «Воркер убит посреди шага»; цепочка: «Воркер умер между окнами»."""
+    running.dispatcher(LEASE_SECONDS="3")
+    first = speech(running, "a")
+    job = spoken(5)
+    until(lambda: "window-0002" in makers(job), seconds=120, say=running.logs)
+    family = psutil.Process(first.pid).children(recursive=True)
+    assert copies(tmp_path)
+    first.send(signal.SIGKILL)
+    psutil.wait_procs(family, timeout=30)
+    assert [process for process in family if process.is_running()] == []
+
+    speech(running, "b")
+    until_state(State.READY, [job], running, seconds=120)
+    made = makers(job)
+    assert [made[name] for name in ("converted", "window-0001", "window-0002")] == ["a", "a", "a"]
+    assert made["transcript"] == made["text"] == "b"
+    assert job.failures == 1
+    assert copies(tmp_path) == []
+    # At the most talkative level of everything, no word of it was told to anybody but its owner.
+    everything = told(tmp_path)
+    assert str(job.job_id) in everything
+    assert [word for word in ("fellow", "americans", "country", "can do for you") if word in everything] == []
+
+
+def test_a_worker_told_to_stop_hands_its_recording_back_and_keeps_what_it_heard(
+    spoken: Callable[[int], Job], running: Stack
+) -> None:
+    """[transcription] отмена: «Воркеру велено остановиться посреди расшифровки»."""
+    running.dispatcher(LEASE_SECONDS="3")
+    worker = speech(running, "a")
+    job = spoken(60)
+    until(lambda: "window-0001" in makers(job), seconds=120, say=running.logs)
+    worker.send(signal.SIGTERM)
+    assert worker.wait(60) == 0
+    until_state(State.QUEUED, [job], running)
+    assert (job.attempt, job.failures) == (2, 0)
+    assert JobEvent.objects.filter(job=job).latest("id").reason == "shutdown"
+    assert {"converted", "window-0001"} <= makers(job).keys()
+
+
+def test_a_long_recording_lets_a_short_note_go_first(spoken: Callable[[int], Job], running: Stack) -> None:
+    """[transcription] цепочка: «Длинная запись отдаёт очередь»."""
+    running.dispatcher(LEASE_SECONDS="3")
+    long = spoken(5)
+    running.worker(
+        "speech", concurrency=1, app=APP, TRANSCRIPTION_BEAM="1", LEASE_SECONDS="3", SLICE_SECONDS="0"
+    ).until_ready()
+    until(lambda: "window-0001" in makers(long), seconds=120, say=running.logs)
+    short = spoken(1)
+    until_state(State.READY, [long, short], running, seconds=180)
+    ended = {job.job_id: JobEvent.objects.get(job=job, to_state=State.READY).id for job in (long, short)}
+    assert ended[short.job_id] < ended[long.job_id]
+    assert (long.failures, short.failures) == (0, 0)

@@ -1,0 +1,375 @@
+"""Recordings through the real executor, with the real conversion and the real model.
+
+The requirements are docs/requirements/transcription.md.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import uuid
+import wave
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+from django.contrib.auth.models import User
+from django.db import connection
+from django.test import override_settings
+
+from attachments import search, storage
+from attachments.errors import PipelineUnavailable
+from attachments.models import Attachment, Transcript, Variant
+from pipeline import confined, intake, lifecycle, registry, removal, scratch
+from pipeline.models import Job, JobEvent
+from pipeline.speech import cutting, model, self_test
+from pipeline.states import Source, State
+from pipeline.steps import audio
+from tests import recordings
+from tests.pipeline.speech.conftest import decode
+from tests.speaking import Samples, noise, silence
+from tests.waiting import until
+from tests.work import work
+
+pytestmark = pytest.mark.django_db(transaction=True)
+
+PROMISED = {"transcript", "text", "srt", "vtt", "json"}
+
+
+@pytest.fixture(autouse=True)
+def _server(settings: Any) -> Iterator[None]:
+    # One text is weighed: what is tested is the work around the model.
+    settings.TRANSCRIPTION_BEAM = 1
+    yield
+    confined.shut_down()
+
+
+@pytest.fixture
+def recorded(user: User) -> Callable[..., Job]:
+    """Accepts a recording as the REST door would; returns its queued job."""
+
+    def accept(data: bytes, **options: Any) -> Job:
+        received = intake.receive([data], created_by="test")
+        request = intake.Request(owner=user, source=Source.REST, name="note.ogg", **options)
+        return intake.accept(received, request).job
+
+    return accept
+
+
+@pytest.fixture(scope="module")
+def clip() -> Samples:
+    return decode(self_test.SAMPLE)
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that a recording of half a minute has several."""
+    monkeypatch.setattr(cutting, "WINDOW_MS", 14_000)
+    monkeypatch.setattr(cutting, "SEARCH_MS", 4_000)
+
+
+def spoken() -> bytes:
+    return self_test.SAMPLE.read_bytes()
+
+
+def thrice(clip: Samples) -> bytes:
+    """The clip three times with pauses: three windows, with `short_windows`."""
+    pause = silence(1.5)
+    return wav(np.concatenate([clip, pause, clip, pause, clip]))
+
+
+def wav(samples: Samples) -> bytes:
+    buffer = io.BytesIO()
+    with wave.open(buffer, "wb") as file:
+        file.setparams((1, 2, 16_000, 0, "NONE", ""))
+        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
+    return buffer.getvalue()
+
+
+def shown(job: Job) -> dict[str, bytes]:
+    """What the owner is given, by variant."""
+    variants = Variant.objects.filter(attachment=job.attachment_id, is_internal=False).select_related("stored_object")
+    return {one.variant: read(one) for one in variants}
+
+
+def read(variant: Variant) -> bytes:
+    stored = variant.stored_object
+    with storage.open_object(stored.bucket, stored.key) as stream:
+        return b"".join(stream)
+
+
+def internal(job: Job) -> set[str]:
+    return set(Variant.objects.filter(attachment=job.attachment_id, is_internal=True).values_list("variant", flat=True))
+
+
+def words(text: bytes) -> list[str]:
+    return "".join(letter if letter.isalpha() else " " for letter in text.decode().lower()).split()
+
+
+def test_a_voice_note_becomes_text_subtitles_and_words(recorded: Callable[..., Job]) -> None:
+    """[transcription] цепочка: «Запись проходит цепочку до конца»."""
+    job = recorded(spoken())
+    assert (job.pipeline, job.queue) == ("speech", "speech")
+    assert work(job) == "ready"
+    job.refresh_from_db()
+    made = shown(job)
+    assert made.keys() == PROMISED
+    assert internal(job) == {"converted"}
+    assert words(made["text"]) == self_test.WORDS.split()
+    document = json.loads(made["json"])
+    assert (document["language"], round(document["duration"])) == ("en", 11)
+    assert made["srt"].startswith(b"1\n00:00:0")
+    assert made["vtt"].startswith(b"WEBVTT\n")
+    attachment = Attachment.objects.get(id=job.attachment_id)
+    assert attachment.media["codec"] == "opus"
+    assert Transcript.objects.get(attachment=attachment).language == "en"
+    assert [said.attachment_id for said in search.said("countries")] == [attachment.id]
+
+
+def test_after_the_conversion_nobody_converts_again(
+    recorded: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[transcription] цепочка: «Воркер умер после преобразования»."""
+    job = recorded(spoken())
+    with monkeypatch.context() as broken:
+        broken.setattr(model, "load", _fail)
+        assert work(job) == "retried"
+    assert internal(job) == {"converted"}
+    Job.objects.update(due_at="2000-01-01T00:00:00Z")
+    monkeypatch.setattr(audio, "CHILD", "nothing:here")
+    assert work(job) == "ready"
+    assert words(shown(job)["text"]) == self_test.WORDS.split()
+
+
+def _fail(*_: Any) -> None:
+    raise RuntimeError("out of order")
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_a_long_recording_is_done_in_slices_and_goes_on_where_it_was(
+    recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """[transcription] цепочка: «Длинная запись отдаёт очередь», «Воркер умер между окнами»."""
+    whole, sliced = recorded(thrice(clip)), recorded(thrice(clip))
+    assert work(whole) == "ready"
+    heard = count_windows(monkeypatch)
+    outcomes, done = [], []
+    with override_settings(SLICE_SECONDS=0):
+        while (outcome := work(sliced)) == "sliced":
+            outcomes.append((outcome, internal(sliced), sliced.failures))
+            sliced.refresh_from_db()
+            done.append(sliced.state)
+    windows = ["window-0001", "window-0002"]
+    assert outcome == "ready"
+    assert [names for _, names, _ in outcomes] == [{"converted"}, {"converted", *windows[:1]}, {"converted", *windows}]
+    assert {failures for *_, failures in outcomes} == {0}
+    assert set(done) == {State.QUEUED}
+    assert len(heard) == len(set(heard)) == 3
+    assert shown(sliced)["transcript"] == shown(whole)["transcript"]
+    assert words(shown(sliced)["text"]) == self_test.WORDS.split() * 3
+    assert [event.reason for event in JobEvent.objects.filter(job=sliced, to_state=State.QUEUED)][1:] == ["slice"] * 3
+
+
+def count_windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Where the windows begin that the model is given from here on."""
+    heard: list[int] = []
+    transcribe = model.transcribe
+
+    def counted(samples: Samples, *, start_ms: int, **options: Any) -> Any:
+        heard.append(start_ms)
+        return transcribe(samples, start_ms=start_ms, **options)
+
+    monkeypatch.setattr(model, "transcribe", counted)
+    return heard
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_a_window_of_another_cut_is_heard_again(
+    recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A release that cuts elsewhere must not put together what does not fit."""
+    job = recorded(thrice(clip))
+    with override_settings(SLICE_SECONDS=0):
+        assert [work(job), work(job)] == ["sliced", "sliced"]
+    monkeypatch.setattr(cutting, "WINDOW_MS", 28_000)
+    assert work(job) == "ready"
+    assert words(shown(job)["text"]) == self_test.WORDS.split() * 3
+
+
+@pytest.mark.parametrize("samples", [silence(3), noise(5, -30)])
+def test_where_nobody_speaks_the_text_is_empty(recorded: Callable[..., Job], samples: Samples) -> None:
+    """[transcription] цепочка: «В записи не говорят»."""
+    job = recorded(wav(samples))
+    assert work(job) == "ready"
+    made = shown(job)
+    document = json.loads(made["transcript"])
+    assert (made["text"], document["no_speech"], document["language"], document["segments"]) == (b"", True, None, [])
+    assert Transcript.objects.get(attachment=job.attachment_id).language is None
+
+
+@pytest.mark.parametrize(
+    ("data", "code"),
+    [
+        (recordings.video_without_sound(), "no_audio_stream"),
+        (spoken()[:12_000], "bad_file"),
+    ],
+)
+def test_what_cannot_be_converted_fails_at_once_with_its_reason(
+    recorded: Callable[..., Job], data: bytes, code: str
+) -> None:
+    """[transcription] цепочка: «Файл не поддаётся преобразованию»."""
+    job = recorded(data)
+    assert work(job) == "failed"
+    job.refresh_from_db()
+    assert (job.state, job.error_code, job.error_step, job.failures) == (State.FAILED, code, "convert", 1)
+    assert keeps_original(job)
+
+
+def keeps_original(job: Job) -> bool:
+    original = Attachment.objects.select_related("original").get(id=job.attachment_id).original
+    assert original is not None
+    with storage.open_object(original.bucket, original.key) as stream:
+        return bool(b"".join(stream))
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_a_deletion_ends_the_transcription_and_leaves_no_word_of_it(
+    recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    """[transcription] отмена: «Отмена посреди расшифровки»."""
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.1, 5
+    job = recorded(thrice(clip))
+    heard = count_windows(monkeypatch)
+    deleting = threading.Thread(target=_delete_at_first_window, args=(job.attachment_id, heard))
+    deleting.start()
+    assert work(job) == "cancelled"
+    deleting.join()
+    assert len(heard) < 3
+    job.refresh_from_db()
+    assert (job.state, job.error_code, job.failures) == (State.FAILED, "deleted", 0)
+    assert not Transcript.objects.exists()
+    assert not Variant.objects.filter(attachment=job.attachment_id).exists()
+
+
+def _delete_at_first_window(attachment_id: uuid.UUID, heard: list[int]) -> None:
+    until(lambda: heard)
+    removal.remove(attachment_id, actor="test")
+    connection.close()
+
+
+def test_the_senders_language_wins(recorded: Callable[..., Job]) -> None:
+    job = recorded(spoken(), language="en-GB")
+    assert work(job) == "ready"
+    document = json.loads(shown(job)["transcript"])
+    assert (document["language"], document["language_probability"]) == ("en", None)
+
+
+@pytest.mark.usefixtures("short_windows")
+def test_progress_is_told_with_the_lease(
+    recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch, settings: Any
+) -> None:
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.1, 5
+    told: list[float] = []
+    renew = lifecycle.renew
+
+    def watched(lease: lifecycle.Lease, *, progress: float | None = None) -> None:
+        renew(lease, progress=progress)
+        if progress is not None:
+            told.append(Job.objects.get(job_id=lease.job_id).progress or 0)
+
+    monkeypatch.setattr(lifecycle, "renew", watched)
+    assert work(recorded(thrice(clip))) == "ready"
+    assert told == sorted(told)
+    assert any(0 < done < 1 for done in told)
+
+
+def test_without_a_model_recordings_are_refused_and_nothing_is_kept(
+    recorded: Callable[..., Job], settings: Any
+) -> None:
+    settings.TRANSCRIPTION_MODEL = ""
+    with pytest.raises(PipelineUnavailable):
+        recorded(spoken())
+    assert not Attachment.objects.exists()
+    settings.ACCEPT_ANY_FILE = True
+    assert recorded(spoken()).pipeline == "store"
+
+
+def test_one_job_after_another_leaves_nothing_behind(recorded: Callable[..., Job]) -> None:
+    """[transcription] освобождение: «Много задач подряд»."""
+    process = psutil.Process()
+    assert work(recorded(spoken())) == "ready"
+    before = (process.num_fds(), len(process.children()))
+    for data in (spoken()[:12_000], wav(silence(2)), spoken(), spoken()[:12_000]):
+        assert work(recorded(data)) in ("ready", "failed")
+    assert (process.num_fds(), len(process.children())) == before
+    assert list(Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}{os.getpid()}-*")) == []
+
+
+def test_a_silent_note_after_a_spoken_one_has_no_word_of_it(recorded: Callable[..., Job]) -> None:
+    first, second = recorded(spoken()), recorded(wav(silence(4)))
+    assert [work(first), work(second)] == ["ready", "ready"]
+    assert (len(words(shown(first)["text"])), shown(second)["text"]) == (22, b"")
+
+
+def test_no_word_reaches_the_logs(recorded: Callable[..., Job], caplog: pytest.LogCaptureFixture) -> None:
+    """Whatever any library says at its most talkative."""
+    with caplog.at_level(logging.DEBUG):
+        assert work(recorded(spoken())) == "ready"
+    assert caplog.records
+    told = caplog.text.lower()
+    assert [word for word in ("fellow", "americans", "country", "ask not") if word in told] == []
+
+
+def test_processes_that_never_transcribe_load_no_model() -> None:
+    native = "numpy", "ctranslate2", "faster_whisper", "onnxruntime", "av"
+    program = (
+        f"import django, sys; django.setup(); import pipeline.tasks; print([n for n in {native} if n in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=os.environ)
+    assert done.stdout == "[]\n"
+
+
+def test_only_what_was_lost_is_made_again(recorded: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lost format is written from the transcript; nothing is converted or heard for it."""
+    job = recorded(spoken())
+    assert work(job) == "ready"
+    lifecycle.repair(job.job_id, variants=["srt"], actor="test", detail="lost")
+    monkeypatch.setattr(audio, "CHILD", "nothing:here")
+    monkeypatch.setattr(model, "load", _fail)
+    assert work(job) == "ready"
+    assert shown(job)["srt"].startswith(b"1\n")
+
+
+def test_a_conversion_that_the_storage_lost_is_made_again(
+    recorded: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = recorded(wav(silence(2)))
+    with monkeypatch.context() as broken:
+        broken.setattr(cutting, "spans", _fail)
+        assert work(job) == "retried"
+    converted = Variant.objects.get(attachment=job.attachment_id, variant="converted").stored_object
+    storage.delete(converted.bucket, converted.key)
+    outcomes = []
+    for _ in range(2):
+        Job.objects.update(due_at="2000-01-01T00:00:00Z")
+        outcomes.append(work(job))
+    assert outcomes == ["retried", "ready"]
+
+
+def test_the_pipeline_knows_what_is_missing_and_what_that_reads() -> None:
+    speech = registry.get("speech", 1)
+    assert speech.promised == PROMISED
+    assert speech.missing([]) == PROMISED | {"converted"}
+    assert speech.missing(["converted"]) == PROMISED
+    assert speech.missing(["transcript", "text", "vtt", "json"]) == {"srt"}
+    assert speech.missing(PROMISED) == frozenset()
+    assert speech.missing(PROMISED - {"transcript"}) == {"transcript", "converted"}
