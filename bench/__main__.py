@@ -18,7 +18,7 @@ django.setup()
 from rich.console import Console  # noqa: E402  (Django first)
 from rich.table import Table  # noqa: E402
 
-from bench import memory, messages, pictures  # noqa: E402
+from bench import memory, messages, pictures, speech  # noqa: E402
 from bench.figures import Figure  # noqa: E402
 
 ROWS: dict[str, Callable[[Path], list[Figure]]] = {
@@ -26,6 +26,7 @@ ROWS: dict[str, Callable[[Path], list[Figure]]] = {
     "latency": messages.latency,
     "memory": memory.receiving_a_gigabyte,
     "image": pictures.photo_to_variants,
+    "speech": speech.speech,
 }
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from PIL import Image
 
 from bench.figures import Figure
+from pipeline.steps import Given
 from pipeline.steps.image import ImageStep
 
 RUNS = 15
@@ -24,7 +25,7 @@ def photo_to_variants(folder: Path) -> list[Figure]:
         scratch = folder / str(run)
         scratch.mkdir()
         began = time.perf_counter()
-        step.run(photo, content_type="image/jpeg", wanted=frozenset(step.makes), scratch=scratch)
+        step.run(Given(path=photo, content_type="image/jpeg", wanted=frozenset(step.makes), scratch=scratch))
         took.append(time.perf_counter() - began)
     p50 = statistics.median(took[1:]) * 1000
     return [Figure(row="image", what="12 MP JPEG → thumbnail, crop, optimized, p50", shown=f"{p50:.0f} ms")]

@@ -44,8 +44,10 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     # Intake
     "MAX_UPLOAD_BYTES": (int, 2 * 1024**3),
     "MAX_IMAGE_PIXELS": (int, 90_000_000),
+    "MAX_AUDIO_SECONDS": (float, 4 * 3600.0),
     "MAX_WAITERS": (int, 8),
     "ACCEPT_ANY_FILE": (bool, False),
+    "SEARCH_TRANSCRIPTS": (bool, True),
     # Timings of work (design: states)
     "LEASE_SECONDS": (float, 15.0),
     "RENEW_SECONDS": (float, 5.0),
@@ -62,11 +64,20 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     "DISPATCHER_POLL_SECONDS": (float, 1.0),
     "CONFIRM_SECONDS": (float, 10.0),
     "IMAGE_STEP_SECONDS": (float, 60.0),
+    "AUDIO_STEP_SECONDS": (float, 600.0),
     "STEP_MEMORY_BYTES": (int, 2 * 1024**3),
+    "SLICE_SECONDS": (float, 300.0),
+    # Speech
+    "TRANSCRIPTION_MODEL": (str, ""),
+    "TRANSCRIPTION_DEVICE": (str, "cpu"),
+    "TRANSCRIPTION_COMPUTE_TYPE": (str, "int8"),
+    "TRANSCRIPTION_THREADS": (int, 0),
+    "TRANSCRIPTION_BEAM": (int, 5),
     # Retention
     "STAGING_RETENTION_SECONDS": (float, 24 * 3600.0),
     "SUPERSEDED_RETENTION_SECONDS": (float, 24 * 3600.0),
     "FAILED_RETENTION_DAYS": (int, 30),
+    "TRANSCRIPT_RETENTION_DAYS": (int, 0),
     "OUTBOX_RETENTION_SECONDS": (float, 7 * 24 * 3600.0),
     # Observability
     "METRICS_PORT": (int, 0),

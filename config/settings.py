@@ -128,10 +128,12 @@ SIGNED_URL_SECONDS = read("SIGNED_URL_SECONDS")
 # --- Intake -----------------------------------------------------------------------------------------
 MAX_UPLOAD_BYTES = read("MAX_UPLOAD_BYTES")
 MAX_IMAGE_PIXELS = read("MAX_IMAGE_PIXELS")
+MAX_AUDIO_SECONDS = read("MAX_AUDIO_SECONDS")
 MAX_WAITERS = read("MAX_WAITERS")
 #: For `config.checks`; the web server reads it itself.
 WEB_THREADS = read("WEB_THREADS")
 ACCEPT_ANY_FILE = read("ACCEPT_ANY_FILE")
+SEARCH_TRANSCRIPTS = read("SEARCH_TRANSCRIPTS")
 
 # --- Timings of work; see docs/states.md -------------------------------------------------------------
 LEASE_SECONDS = read("LEASE_SECONDS")
@@ -148,12 +150,22 @@ LISTING_EVERY_SECONDS = read("LISTING_EVERY_SECONDS")
 OUTBOX_POLL_SECONDS = read("OUTBOX_POLL_SECONDS")
 DISPATCHER_POLL_SECONDS = read("DISPATCHER_POLL_SECONDS")
 IMAGE_STEP_SECONDS = read("IMAGE_STEP_SECONDS")
+AUDIO_STEP_SECONDS = read("AUDIO_STEP_SECONDS")
 STEP_MEMORY_BYTES = read("STEP_MEMORY_BYTES")
+SLICE_SECONDS = read("SLICE_SECONDS")
+
+# --- Speech -----------------------------------------------------------------------------------------
+TRANSCRIPTION_MODEL = read("TRANSCRIPTION_MODEL")
+TRANSCRIPTION_DEVICE = read("TRANSCRIPTION_DEVICE")
+TRANSCRIPTION_COMPUTE_TYPE = read("TRANSCRIPTION_COMPUTE_TYPE")
+TRANSCRIPTION_THREADS = read("TRANSCRIPTION_THREADS")
+TRANSCRIPTION_BEAM = read("TRANSCRIPTION_BEAM")
 
 # --- Retention; see docs/retention.md ----------------------------------------------------------------
 STAGING_RETENTION_SECONDS = read("STAGING_RETENTION_SECONDS")
 SUPERSEDED_RETENTION_SECONDS = read("SUPERSEDED_RETENTION_SECONDS")
 FAILED_RETENTION_DAYS = read("FAILED_RETENTION_DAYS")
+TRANSCRIPT_RETENTION_DAYS = read("TRANSCRIPT_RETENTION_DAYS")
 OUTBOX_RETENTION_SECONDS = read("OUTBOX_RETENTION_SECONDS")
 
 # --- REST -------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from config.local.model import speech_model
 from config.local.places import PYTHON
 from config.local.postgres import Postgres, make_cluster, prepare_postgres, wait_for_postgres
 from config.local.rabbitmq import RabbitMQ, prepare_rabbitmq, remember_data, wait_for_rabbitmq
@@ -75,6 +76,7 @@ def settings_environment(backends: Backends, *, storage_root: Path) -> dict[str,
         "DATABASE_URL": backends.postgres.url,
         "DATABASE_LISTEN_URL": "",
         "CELERY_BROKER_URL": backends.broker_url,
+        "TRANSCRIPTION_MODEL": speech_model(),
     }
 
 

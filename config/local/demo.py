@@ -18,7 +18,7 @@ from rich.markup import escape
 
 from config.local.client import Client, Download, Refusal
 from config.local.samples import sample_files
-from config.local.show import Progress, print_failures, print_table
+from config.local.show import Progress, print_failures, print_table, print_texts
 from config.local.stack import LOGS, running_stack
 
 AT_ONCE = 4
@@ -26,6 +26,7 @@ WAIT_SECONDS = 20
 FILE_SECONDS = 900.0
 ENDS = ("ready", "failed")
 #: Failures that are not the file's own: the log tells more than the sentence.
+LOG_OF = {"speech": "speech"}
 OURS = ("crashed", "internal_error", "worker_lost", "outage")
 
 
@@ -67,6 +68,7 @@ def run_demo(files: list[Path], *, report: Path | None, console: Console) -> int
         say(f"Sending {len(files)} files to {stack.web_url}/api/v1/attachments/")
         outcomes = send_all(files, Client(stack.web_url, stack.token), console=console)
         print_table(outcomes, console=console)
+        print_texts(outcomes, console=console)
         print_failures(outcomes, console=console)
         if report:
             write_report(report, outcomes)
@@ -144,7 +146,7 @@ def _take_over(outcome: Outcome, status: dict[str, Any]) -> None:
     outcome.state, outcome.attempt = status["state"], status["attempt"]
     outcome.error_code, outcome.error = status["error_code"], status["error"]
     if outcome.error_code in OURS:
-        outcome.log = LOGS / "worker-images.log"
+        outcome.log = LOGS / f"worker-{LOG_OF.get(status['pipeline'], 'images')}.log"
 
 
 def _fetch_everything(outcome: Outcome, status: dict[str, Any], client: Client) -> None:

@@ -10,7 +10,7 @@ from config.local.places import CHECKOUT, PYTHON, free_port
 from config.local.supervision import Program
 
 ORDER = 200
-QUEUES = ("images", "control")
+QUEUES = ("images", "speech", "control")
 MOST_IMAGE_WORKERS = 4
 
 
@@ -49,6 +49,7 @@ def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> 
         _program("dispatcher", "manage.py", "dispatcher"),
         _celery("beat", "beat", schedule, "--pidfile="),
         _celery("worker-images", *_worker("images", concurrency=image_workers)),
+        _celery("worker-speech", *_worker("speech", concurrency=1)),
         _celery("worker-control", *_worker("control", concurrency=2)),
         # It keeps nothing, and ignores signals while it starts.
         replace(_celery("flower", *flower, environment=broker_api), stop_seconds=2),

@@ -1,15 +1,16 @@
-"""Sample pictures for the demo, drawn and encoded the same on every machine."""
+"""Sample files for the demo: pictures, drawn and encoded the same on every machine, and something that was said."""
 
 from __future__ import annotations
 
 import hashlib
 import math
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pyvips
 
-from config.local.places import LOCAL
+from config.local.places import CHECKOUT, LOCAL
 
 FOLDER = LOCAL / "samples"
 RIGHT_TOP = 6  # EXIF: the camera was turned; show it rotated by 90° clockwise
@@ -68,6 +69,10 @@ def _moving_gif(file: Path) -> None:
     film.gifsave(str(file))
 
 
+def _speech(file: Path) -> None:
+    shutil.copy(CHECKOUT / "pipeline" / "speech" / "sample.ogg", file)
+
+
 SAMPLES: dict[str, Callable[[Path], None]] = {
     "headland (turned).jpg": _turned_photo,
     "balloon.png": _transparent_balloon,
@@ -75,6 +80,7 @@ SAMPLES: dict[str, Callable[[Path], None]] = {
     "bay.avif": _small_avif,
     "evening.tiff": _scanned_tiff,
     "day.gif": _moving_gif,
+    "inaugural address.ogg": _speech,
 }
 
 # Sky above, sky at the horizon, sun, water, then the hills from far to near.

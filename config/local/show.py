@@ -73,13 +73,21 @@ def print_table(outcomes: list[Outcome], *, console: Console) -> None:
         size = f"{outcome.file.stat().st_size:,}"
         table.add_row(f"[bold]{escape(outcome.file.name)}[/]", _styled(outcome.state), str(outcome.ms), "", size, "")
         for name, variant in outcome.variants.items():
-            kind = variant["content_type"].rpartition("/")[2]
+            kind = variant["content_type"].partition(";")[0].rpartition("/")[2]
             table.add_row(f"  {escape(name)} [dim]{escape(kind)}[/]", "", "", *_facts(variant))
         table.add_section()
     console.print(table)
     ready = [outcome for outcome in outcomes if outcome.is_ready]
     variants = sum(len(outcome.variants) for outcome in ready)
     console.print(f"{len(ready)} of {len(outcomes)} files ready, {variants} variants fetched and checked.")
+
+
+def print_texts(outcomes: list[Outcome], *, console: Console) -> None:
+    """What is said in each recording."""
+    for outcome in outcomes:
+        if (text := outcome.variants.get("text", {}).get("text")) is not None:
+            console.print(f"\n[bold]{escape(outcome.file.name)}[/] says:", highlight=False)
+            console.print(text.strip() or "(nothing is said)", markup=False, highlight=False, style="italic")
 
 
 def print_failures(outcomes: list[Outcome], *, console: Console) -> None:
