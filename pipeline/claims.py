@@ -153,7 +153,7 @@ class Heartbeat(threading.Thread):
     def run(self) -> None:
         pause = settings.RENEW_SECONDS
         try:
-            while not self._ended.wait(pause) and not self.should_stop():
+            while not self._ended.wait(pause) and self._is_to_be_kept():
                 pause = self._renew()
         finally:
             connection.close()
@@ -161,6 +161,10 @@ class Heartbeat(threading.Thread):
     def end(self) -> None:
         self._ended.set()
         self.join(timeout=settings.LEASE_SECONDS)
+
+    def _is_to_be_kept(self) -> bool:
+        """Also while the worker stops: what cannot be interrupted at once is handed back under this lease."""
+        return not self.should_stop() or self.stop_reason is StopReason.SHUTDOWN
 
     def _renew(self) -> float:
         try:

@@ -118,6 +118,19 @@ def test_the_heartbeat_renews_while_the_work_runs(leased: Callable[..., Lease], 
 
 
 @pytest.mark.django_db(transaction=True)
+def test_the_lease_is_kept_until_a_stopping_worker_hands_back(
+    leased: Callable[..., Lease], stopping: None, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Native code hears late that it is to stop; that must not cost a chance."""
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.05, 5.0
+    monkeypatch.setattr(shutdown, "GRACE_SECONDS", 0.0)
+    with claims.renewing(leased()) as heartbeat:
+        assert heartbeat.should_stop()
+        expire_lease(Job.objects.get().job_id)
+        until(lambda: Job.objects.filter(lease_until__gt=Now()).exists())
+
+
+@pytest.mark.django_db(transaction=True)
 def test_the_heartbeat_survives_its_connection(leased: Callable[..., Lease], settings: Any) -> None:
     settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.05, 5.0
     with claims.renewing(leased()) as heartbeat:
