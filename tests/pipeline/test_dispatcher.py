@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 
 import kombu
 import pytest
 from django.db import connection
+from django.db.models.functions import Now
 
 from pipeline.models import Job, OutboxMessage
 from tests.messages import backlog
@@ -29,14 +31,17 @@ def test_several_dispatchers_stopped_in_the_middle_neither_lose_nor_double_mark_
     """One of them is stopped while it holds rows that the broker has and nobody has marked."""
     once = tmp_path / "once"
     once.touch()
-    backlog(queued(), 2000)
+    job = queued()
+    OutboxMessage.objects.update(due_at=Now() + timedelta(hours=1))
     armed = {"FAILPOINTS": f"after_confirm=sleep:1@{once}"}
-    dispatchers = [running.dispatcher(name=name, **armed) for name in "ab"]
+    dispatchers = [running.dispatcher(name=name, **armed).until_says("dispatcher_started") for name in "ab"]
+    backlog(job, 2000)
     until(lambda: not once.exists(), say=running.logs)
     for dispatcher in dispatchers:
         dispatcher.send(signal.SIGTERM)
     for dispatcher in dispatchers:
         assert dispatcher.wait() == 0
+    OutboxMessage.objects.filter(attempt=1).update(due_at=Now())
     running.dispatcher(name="c")
     until(lambda: unsent() == 0, say=running.logs)
     ids = [message.properties["message_id"] for message in drain_queue(rabbit, "images")]
