@@ -117,11 +117,12 @@ def _try_again(lease: Lease, failure: Failure) -> str:
 def _tell(lease: Lease, outcome: str, error: BaseException) -> None:
     """What the operator should look at is an ERROR with its traceback; the rest is the log of a day's work."""
     failure = _failure(error)
+    code = "" if isinstance(error, SliceOver) else failure.code
     is_alarming = outcome == "dead" or (outcome == "retried" and failure.code == ConfinedError.code)
     logger.log(
         logging.ERROR if is_alarming else logging.INFO,
         "attempt_ended",
-        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": failure.code},
+        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": code},
         exc_info=error if is_alarming else None,
     )
 

@@ -1,4 +1,4 @@
-"""The worker's application, with windows so short that half a minute of speech has several."""
+"""The worker's application, with windows so short that a few seconds of speech have several."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
 
 from pipeline.speech import cutting
 
-cutting.WINDOW_MS, cutting.SEARCH_MS = 14_000, 4_000
+cutting.WINDOW_MS, cutting.SEARCH_MS = 4_600, 2_000
 
 from config.celery import app  # noqa: E402
 

@@ -32,7 +32,7 @@ def spoken(user: User) -> Callable[[int], Job]:
     """Accepts a recording of so many windows."""
 
     def accept(windows: int) -> Job:
-        clip = np.concatenate([decode(self_test.SAMPLE), silence(1.5)])
+        clip = np.concatenate([decode(self_test.SAMPLE)[: round(2.8 * 16_000)], silence(1.5)])
         data = recordings.wav(np.tile(clip, windows), rate=16_000)
         received = intake.receive([data], created_by="test")
         return intake.accept(received, intake.Request(owner=user, source=Source.REST, name="note.wav")).job
@@ -68,7 +68,7 @@ def test_a_killed_speech_worker_leaves_no_child_and_no_copy_and_another_goes_on(
     """[transcription] освобождение: «Воркер убит посреди шага»; цепочка: «Воркер умер между окнами»."""
     running.dispatcher(LEASE_SECONDS="3")
     first = speech(running, "a")
-    job = spoken(5)
+    job = spoken(4)
     until(lambda: "window-0002" in makers(job), seconds=120, say=running.logs)
     family = psutil.Process(first.pid).children(recursive=True)
     assert copies(tmp_path)
@@ -108,7 +108,7 @@ def test_a_worker_told_to_stop_hands_its_recording_back_and_keeps_what_it_heard(
 def test_a_long_recording_lets_a_short_note_go_first(spoken: Callable[[int], Job], running: Stack) -> None:
     """[transcription] цепочка: «Длинная запись отдаёт очередь»."""
     running.dispatcher(LEASE_SECONDS="3")
-    long = spoken(5)
+    long = spoken(4)
     running.worker(
         "speech", concurrency=1, app=APP, TRANSCRIPTION_BEAM="1", LEASE_SECONDS="3", SLICE_SECONDS="0"
     ).until_ready()

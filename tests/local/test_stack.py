@@ -91,7 +91,8 @@ def test_a_failed_file_names_a_log_where_it_tells_more(tmp_path: Path, code: str
             return {"id": "1"}
 
         def status(self, *_: Any, **__: Any) -> dict[str, Any]:
-            return {"state": "failed", "attempt": 1, "error_code": code, "error": "It failed.", "variants": {}}
+            failed = {"state": "failed", "attempt": 1, "pipeline": "image", "variants": {}}
+            return {**failed, "error_code": code, "error": "It failed."}
 
     outcome = Outcome(tmp_path / "photo.png")
     send(outcome, Failing("", ""), show=lambda *_: None)
@@ -103,7 +104,16 @@ def test_a_killed_process_comes_back_and_the_description_follows(
 ) -> None:
     _, local = running
     before = description(local)["processes"]
-    assert {"web", "dispatcher", "beat", "worker-images", "worker-control", "flower", "postgres"} <= set(before)
+    assert {
+        "web",
+        "dispatcher",
+        "beat",
+        "worker-images",
+        "worker-speech",
+        "worker-control",
+        "flower",
+        "postgres",
+    } <= set(before)
     os.kill(before["dispatcher"], signal.SIGKILL)
     until(lambda: description(local)["processes"].get("dispatcher") not in (None, before["dispatcher"]))
 

@@ -154,8 +154,13 @@ def test_what_cannot_be_done_is_said_plainly(
 ) -> None:
     served()
     told = {
-        ("--pipeline", "picture"): "This release has no picture; it has image v1, store v1.",
-        ("--pipeline", "image", "--to-version", "3"): "This release has no image v3; it has image v1, store v1.",
+        ("--pipeline", "picture"): "This release has no picture; it has image v1, speech v1, store v1.",
+        (
+            "--pipeline",
+            "image",
+            "--to-version",
+            "3",
+        ): "This release has no image v3; it has image v1, speech v1, store v1.",
         ("--pipeline", "image"): "image v1 is the oldest version: nothing can be made anew by it.",
     }
     for options, words in told.items():
