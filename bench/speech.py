@@ -55,6 +55,11 @@ TIMES = ("in the morning", "after the storm", "on Thursday", "before dinner", "l
 
 def speech(folder: Path) -> list[Figure]:
     """Time and words against a direct call; memory of an hour against five minutes, and of a hundred short notes."""
+    from django.conf import settings
+
+    from attachments import storage
+
+    storage.make_bucket(settings.STORAGE_BUCKET)
     figures = [figure for name, seconds in LENGTHS.items() for figure in _against_a_direct_call(folder, name, seconds)]
     short, long = (_alone(str(seconds))["peak"] for seconds in (300, 3600))
     growth = _alone("notes", "100")
