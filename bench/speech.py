@@ -174,7 +174,13 @@ def _words(text: str) -> list[str]:
 
 
 def _unlike(one: list[str], other: list[str]) -> int:
-    return sum(a != b for a, b in zip(one, other, strict=False)) + abs(len(one) - len(other))
+    """How many words have to be put in, left out or replaced to make one of the other."""
+    row = list(range(len(other) + 1))
+    for at, word in enumerate(one, start=1):
+        before, row = row, [at]
+        for to, another in enumerate(other, start=1):
+            row.append(min(before[to - 1] + (word != another), before[to] + 1, row[to - 1] + 1))
+    return row[-1]
 
 
 def _alone(*what: str) -> dict[str, int]:
