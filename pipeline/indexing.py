@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import enum
 import hashlib
-import json
 import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -19,6 +18,8 @@ from attachments import search, storage
 from attachments.errors import ObjectCorrupt, ObjectMissing, StorageUnavailable
 from attachments.models import Attachment, StoredObject, Transcript, Variant
 from pipeline.selection import Selection, newest_first, unhurried
+from pipeline.speech.transcript import NotATranscript
+from pipeline.speech.transcript import Transcript as Spoken
 from pipeline.texts import TRANSCRIPT
 
 ATTACHMENTS_AT_ONCE = 200
@@ -36,7 +37,7 @@ class Outcome(enum.Enum):
 
 
 class Unreadable(Exception):
-    """The object is missing, damaged, kept back by the storage, or no transcript of ours."""
+    """The object is missing, damaged, or kept back by the storage."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,15 +87,15 @@ def _index(attachment: Attachment) -> Outcome:
     if variant is None:
         return Outcome.GONE
     try:
-        language, segments = _parsed(_read(variant.stored_object))
-    except Unreadable as error:
+        transcript = Spoken.from_json(_read(variant.stored_object))
+    except (Unreadable, NotATranscript) as error:
         logger.warning("transcript_unreadable", extra={"attachment_id": str(attachment.id), "cause": str(error)})
         return Outcome.UNREADABLE
     with transaction.atomic():
         Attachment.objects.select_for_update().get(id=attachment.id)
         if not served.filter(id=variant.id, stored_object=variant.stored_object).exists():
             return Outcome.GONE
-        is_indexed = search.index(attachment.id, variant.pipeline_version, language, segments)
+        is_indexed = search.index(attachment.id, variant.pipeline_version, transcript.language, transcript.said())
     return Outcome.INDEXED if is_indexed else Outcome.GONE
 
 
@@ -110,14 +111,3 @@ def _read(stored: StoredObject) -> bytes:
     if hashlib.sha256(data).hexdigest() != stored.sha256:
         raise Unreadable(ObjectCorrupt.code)
     return data
-
-
-def _parsed(data: bytes) -> tuple[str | None, list[tuple[int, int, str]]]:
-    """The language and the segments of a transcript in JSON. Never tells of its text: errors are logged."""
-    try:
-        record = json.loads(data)
-        segments = [(int(one["start_ms"]), int(one["end_ms"]), str(one["text"])) for one in record["segments"]]
-        language = record["language"]
-    except (ValueError, TypeError, LookupError):
-        raise Unreadable("not_a_transcript") from None
-    return None if language is None else str(language), segments

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from typing import Any
 
 import pytest
 
@@ -11,6 +11,7 @@ from attachments.models import Attachment, Variant
 from pipeline import lifecycle, registry, texts
 from pipeline.lifecycle import Lease
 from pipeline.registry import Pipeline
+from pipeline.speech.transcript import Segment, Transcript
 from tests.leases import record
 from tests.work import QuickStep
 
@@ -40,8 +41,15 @@ def transcribe(lease: Lease, *sentences: str, language: str | None = "en") -> At
 
 
 def transcript(spoken: list[tuple[int, int, str]], language: str | None = "en") -> bytes:
-    segments = [{"start_ms": start_ms, "end_ms": end_ms, "text": text} for start_ms, end_ms, text in spoken]
-    return json.dumps({"schema_version": 1, "language": language, "segments": segments}).encode()
+    unknown: dict[str, Any] = dict.fromkeys(("avg_logprob", "no_speech_prob", "compression_ratio", "temperature"))
+    return Transcript(
+        language=language,
+        language_probability=None,
+        duration_ms=spoken[-1][1],
+        no_speech=False,
+        model="none",
+        segments=tuple(Segment(start_ms=a, end_ms=b, text=text, words=(), **unknown) for a, b, text in spoken),
+    ).to_json()
 
 
 def kept(attachment: Attachment) -> set[str]:

@@ -99,6 +99,10 @@ class Transcript:
         """Raises NotATranscript."""
         return _build(cls, _load(data))
 
+    def said(self) -> tuple[tuple[int, int, str], ...]:
+        """(start_ms, end_ms, text) of each segment."""
+        return tuple((each.start_ms, each.end_ms, each.text) for each in self.segments)
+
 
 Record = TypeVar("Record", Window, Transcript)
 

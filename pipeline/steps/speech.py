@@ -122,11 +122,10 @@ def _transcript(given: Given, transcript: Transcript) -> Produced:
         "no_speech": transcript.no_speech,
         "model": transcript.model,
     }
-    segments = tuple((each.start_ms, each.end_ms, each.text) for each in transcript.segments)
     return Produced(
         variant="transcript",
         path=path,
         content_type=RECORD,
         facts=facts,
-        spoken=Spoken(language=transcript.language, segments=segments),
+        spoken=Spoken(language=transcript.language, segments=transcript.said()),
     )
