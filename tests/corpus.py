@@ -1,21 +1,19 @@
-"""Pictures made to break image pipelines, as bytes. Made anew each time from fixed drawings; nothing is random.
-
-`python -m tests.corpus FOLDER` writes the samples that the image step's self-test decodes (pipeline/steps/samples).
-"""
+"""Pictures made to break image pipelines, as bytes. Made anew each time from fixed drawings; nothing is random."""
 
 from __future__ import annotations
 
 import io
 import struct
-import sys
 import tempfile
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pillow_heif
 import pyvips
 from PIL import Image, ImageCms, ImageDraw, PngImagePlugin, TiffImagePlugin
+
+from tests import profiles
 
 pillow_heif.register_heif_opener()
 
@@ -130,7 +128,9 @@ def xmp() -> bytes:
 
 def jpeg_with_place() -> bytes:
     """GPS in EXIF and in XMP, a comment, and a profile with a telling name."""
-    return jpeg(exif=exif(gps=True), xmp=xmp(), comment=GPS_TEXT, icc_profile=profile(ADOBE_RGB, gamma=2.2))
+    return jpeg(
+        exif=exif(gps=True), xmp=xmp(), comment=GPS_TEXT, icc_profile=profiles.profile(profiles.ADOBE_RGB, gamma=2.2)
+    )
 
 
 def png_with_place() -> bytes:
@@ -145,84 +145,6 @@ def heic_with_place() -> bytes:
 
 
 # --- colour -----------------------------------------------------------------------------------------
-
-Chromaticities = Sequence[tuple[float, float]]
-ADOBE_RGB: Chromaticities = ((0.64, 0.33), (0.21, 0.71), (0.15, 0.06))
-DISPLAY_P3: Chromaticities = ((0.680, 0.320), (0.265, 0.690), (0.150, 0.060))
-PROFILE_TEXT = b"Holdfast test profile"
-#: From D65 to the D50 of profiles, after Bradford.
-_TO_D50 = (
-    (1.0478112, 0.0228866, -0.0501270),
-    (0.0295424, 0.9904844, -0.0170491),
-    (-0.0092345, 0.0150436, 0.7521316),
-)
-_D65 = (0.95047, 1.0, 1.08883)
-
-
-def profile(primaries: Chromaticities, *, gamma: float, version: int = 2) -> bytes:
-    """An ICC profile of an RGB space with a D65 white."""
-    columns = [_to_d50(column) for column in _scaled_to_white(primaries)]
-    text = _text_v2(PROFILE_TEXT) if version == 2 else _text_v4(PROFILE_TEXT)
-    tags = [(b"desc", text), (b"cprt", _text_v4(b"none") if version == 4 else b"text\0\0\0\0none\0")]
-    tags += [(b"wtpt", _xyz((0.9642, 1.0, 0.8249)))]
-    tags += [(name, _xyz(column)) for name, column in zip((b"rXYZ", b"gXYZ", b"bXYZ"), columns, strict=True)]
-    curve = b"curv" + struct.pack(">IIH", 0, 1, round(gamma * 256))
-    tags += [(name, curve) for name in (b"rTRC", b"gTRC", b"bTRC")]
-    return _profile_file(tags, version)
-
-
-def _profile_file(tags: list[tuple[bytes, bytes]], version: int) -> bytes:
-    body, table = b"", struct.pack(">I", len(tags))
-    start = 128 + 4 + 12 * len(tags)
-    for name, data in tags:
-        table += name + struct.pack(">II", start + len(body), len(data))
-        body += data + bytes(-len(data) % 4)
-    header = struct.pack(">I4sI4s4s4s", start + len(body), b"lcms", version << 24, b"mntr", b"RGB ", b"XYZ ")
-    header += struct.pack(">6H", 2026, 1, 1, 0, 0, 0) + b"acsp" + bytes(28) + _fixed((0.9642, 1.0, 0.8249))
-    return header.ljust(128, b"\0") + table + body
-
-
-def _scaled_to_white(primaries: Chromaticities) -> list[tuple[float, ...]]:
-    raw = [(x / y, 1.0, (1 - x - y) / y) for x, y in primaries]
-    strengths = _solve(list(zip(*raw, strict=True)), _D65)
-    return [tuple(value * strength for value in column) for column, strength in zip(raw, strengths, strict=True)]
-
-
-def _solve(rows: Sequence[Sequence[float]], right: Sequence[float]) -> list[float]:
-    """Three linear equations, by Cramer's rule."""
-    whole = _determinant(rows)
-    return [
-        _determinant([[right[r] if c == at else rows[r][c] for c in range(3)] for r in range(3)]) / whole
-        for at in range(3)
-    ]
-
-
-def _determinant(m: Sequence[Sequence[float]]) -> float:
-    return sum(
-        m[0][c] * (m[1][(c + 1) % 3] * m[2][(c + 2) % 3] - m[1][(c + 2) % 3] * m[2][(c + 1) % 3]) for c in range(3)
-    )
-
-
-def _to_d50(column: Sequence[float]) -> tuple[float, float, float]:
-    x, y, z = (sum(a * b for a, b in zip(row, column, strict=True)) for row in _TO_D50)
-    return x, y, z
-
-
-def _fixed(values: Sequence[float]) -> bytes:
-    return struct.pack(f">{len(values)}i", *(round(value * 65536) for value in values))
-
-
-def _xyz(values: Sequence[float]) -> bytes:
-    return b"XYZ \0\0\0\0" + _fixed(values)
-
-
-def _text_v2(text: bytes) -> bytes:
-    return b"desc\0\0\0\0" + struct.pack(">I", len(text) + 1) + text + b"\0" + bytes(4 + 4 + 2 + 1 + 67)
-
-
-def _text_v4(text: bytes) -> bytes:
-    wide = text.decode().encode("utf-16-be")
-    return b"mluc\0\0\0\0" + struct.pack(">II2s2sII", 1, 12, b"en", b"US", len(wide), 28) + wide
 
 
 def converted_from_srgb(picture: Image.Image, icc: bytes) -> Image.Image:
@@ -464,37 +386,3 @@ def _find_box(data: bytes, name: bytes) -> bytes:
 
 def _box_body(box: bytes) -> bytes:
     return box[8:]
-
-
-# --- samples for the self-test ----------------------------------------------------------------------
-
-
-def samples() -> dict[str, bytes]:
-    small = quarters(16, 12)
-    return {
-        "accepted/image/jpeg/plain.jpg": jpeg(small),
-        "accepted/image/png/plain.png": png(small),
-        "accepted/image/webp/plain.webp": webp(small),
-        "accepted/image/gif/plain.gif": gif(small),
-        "accepted/image/tiff/plain.tif": tiff(small),
-        "accepted/image/avif/plain.avif": avif(small),
-        "accepted/image/heic/plain.heic": heic(small),
-        "accepted/image/heic/48-tiles.heic": phone_heic(),
-        "refused/drawing.svg": SVG,
-        "refused/document.pdf": PDF,
-        "refused/table.csv": CSV,
-        "refused/plain.ppm": PPM,
-        "refused/plain.hdr": RADIANCE,
-        "refused/plain.fits": FITS,
-        "refused/plain.v": libvips_file(),
-    }
-
-
-def write_samples(folder: Path) -> None:
-    for name, data in samples().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-if __name__ == "__main__":
-    write_samples(Path(sys.argv[1]))

@@ -1,8 +1,7 @@
 """Recordings made from sound that is given as samples, as bytes of files of every kind that is taken, and of bad ones.
 
 `melody` is a sound that tells where in it one is: a tone of its own each second, which `tones` hears again in what the
-conversion made. `python -m tests.recordings FOLDER` writes the samples that the self-test of the conversion step
-converts (pipeline/steps/samples).
+conversion made.
 """
 
 from __future__ import annotations
@@ -10,7 +9,6 @@ from __future__ import annotations
 import functools
 import io
 import struct
-import sys
 import tempfile
 import wave
 from collections.abc import Callable
@@ -348,36 +346,3 @@ def _with_larger_parents(before: bytes, at: int, growth: int, data: bytes) -> by
         struct.pack_into(">I", grown, start, size + growth)
         start += 8
     return bytes(grown)
-
-
-# --- samples for the self-test ----------------------------------------------------------------------
-
-
-def samples() -> dict[str, bytes]:
-    short, low = melody(0.3), melody(0.3, rate=8000)
-    return {
-        "accepted/audio/ogg/voice.ogg": telegram_voice(short),
-        "accepted/audio/ogg/vorbis.ogg": vorbis(short),
-        "accepted/audio/mpeg/plain.mp3": mp3(short),
-        "accepted/audio/aac/plain.aac": recorded(short, container="adts", codec="aac"),
-        "accepted/audio/wav/plain.wav": wav(low, rate=8000),
-        "accepted/audio/flac/plain.flac": flac(low, rate=8000),
-        "accepted/audio/aiff/plain.aiff": recorded(low, container="aiff", codec="pcm_s16be", rate=8000),
-        "accepted/audio/amr/plain.amr": amr(low),
-        "accepted/audio/amr-wb/plain.awb": wide_amr(15),
-        "accepted/audio/mp4/plain.m4a": m4a(short),
-        "accepted/video/mp4/plain.mp4": recorded(short, container="mp4", codec="aac", picture="libx264"),
-        "accepted/video/quicktime/plain.mov": recorded(low, container="mov", codec="pcm_s16le", rate=8000),
-        "accepted/video/webm/plain.webm": live_webm(short),
-        "accepted/video/x-matroska/plain.mkv": recorded(short, container="matroska", codec="libopus"),
-    }
-
-
-def write_samples(folder: Path) -> None:
-    for name, data in samples().items():
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).write_bytes(data)
-
-
-if __name__ == "__main__":
-    write_samples(Path(sys.argv[1]))

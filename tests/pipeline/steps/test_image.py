@@ -12,7 +12,7 @@ import pytest
 from PIL import Image, ImageChops, ImageStat
 
 from pipeline.steps import StepResult
-from tests import corpus
+from tests import corpus, profiles
 from tests.pipeline.steps.conftest import Make
 
 #: Where to look in a picture of four quarters.
@@ -124,7 +124,7 @@ def test_a_phones_tiled_heic_is_turned_once_though_it_says_so_twice(
 @pytest.mark.parametrize("version", [2, 4])
 @pytest.mark.parametrize("content_type", ["image/jpeg", "image/png", "image/heic"])
 def test_a_profile_is_converted_to_srgb(make: Make, kind: str, version: int, content_type: str) -> None:
-    profile = corpus.profile(getattr(corpus, kind), gamma=2.2, version=version)
+    profile = profiles.profile(getattr(profiles, kind), gamma=2.2, version=version)
     area = corpus.converted_from_srgb(Image.new("RGB", (64, 64), (200, 100, 50)), profile)
     assert area.getpixel((5, 5)) != (200, 100, 50)
     writers = {"image/jpeg": corpus.jpeg, "image/png": corpus.png, "image/heic": corpus.heic}
@@ -139,7 +139,7 @@ def test_cmyk_becomes_srgb(make: Make) -> None:
 
 
 @pytest.mark.parametrize(
-    "profile", [corpus.profile(corpus.ADOBE_RGB, gamma=2.2), b"not a profile"], ids=["of_rgb", "of_nothing"]
+    "profile", [profiles.profile(profiles.ADOBE_RGB, gamma=2.2), b"not a profile"], ids=["of_rgb", "of_nothing"]
 )
 def test_a_profile_that_does_not_fit_is_ignored(make: Make, profile: bytes) -> None:
     _assert_plain(make(corpus.cmyk_jpeg(corpus.RED, icc=profile), "image/jpeg"), corpus.RED, tolerance=14)
@@ -219,7 +219,7 @@ def test_no_metadata_reaches_a_variant(make: Make, draw: Callable[[], bytes], co
         assert corpus.webp_chunks(written) <= {b"VP8 ", b"VP8L"}
         assert b"Holdfast Camera" not in written
         assert corpus.GPS_TEXT not in written
-        assert corpus.PROFILE_TEXT not in written
+        assert profiles.PROFILE_TEXT not in written
 
 
 # --- several frames ---------------------------------------------------------------------------------

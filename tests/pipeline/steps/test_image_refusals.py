@@ -19,6 +19,7 @@ from pipeline.steps import SelfTestFailed, image
 from pipeline.steps.image import ImageStep
 from tests import corpus
 from tests.pipeline.steps.conftest import Make
+from tests.samples import pictures, write
 
 # --- damage -----------------------------------------------------------------------------------------
 
@@ -150,7 +151,7 @@ def test_the_self_test_passes_here(tmp_path: Path) -> None:
 
 def test_the_self_test_notices_a_type_that_is_not_decoded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     samples = tmp_path / "samples"
-    corpus.write_samples(samples)
+    write(samples, pictures())
     (samples / "accepted/image/png/plain.png").write_bytes(corpus.SVG)
     monkeypatch.setattr(image, "SAMPLES", samples)
     with pytest.raises(SelfTestFailed, match=r"plain\.png"):
