@@ -1,4 +1,4 @@
-"""The world that a model of the product is held against, and how long to look for a difference."""
+"""The world that a model of the product is held against, how long to look for a difference, a superseded version."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ from django.contrib.auth.models import User
 from hypothesis import HealthCheck
 from hypothesis import settings as bounds
 
+from attachments.models import Attachment
+from pipeline import lifecycle
+from pipeline.lifecycle import Lease
+from pipeline.models import Job
+from pipeline.registry import Pipeline
+from tests.leases import finish
 from tests.pipeline.world import World
 
 Extent = Callable[[int, int], bounds]
@@ -39,3 +45,19 @@ def make_world(transactional_db: None, monkeypatch: pytest.MonkeyPatch, settings
     logging.disable(logging.CRITICAL)
     yield lambda: World(owner, monkeypatch)
     logging.disable(logging.NOTSET)
+
+
+@pytest.fixture
+def superseded(
+    leased: Callable[..., Lease], release_image_v2: Callable[[], Pipeline]
+) -> Callable[[], tuple[Attachment, Job]]:
+    """An attachment whose second version is served since just now, and its job of the first."""
+
+    def reprocess() -> tuple[Attachment, Job]:
+        first = leased()
+        finish(first)
+        second = lifecycle.reprocess(first.attachment_id, pipeline=release_image_v2(), actor="operator:ann")
+        finish(leased(second))
+        return Attachment.objects.get(id=first.attachment_id), Job.objects.get(job_id=first.job_id)
+
+    return reprocess

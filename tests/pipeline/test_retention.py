@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,25 +10,20 @@ from typing import Any
 import pytest
 from django.conf import settings as configured
 from django.contrib.auth.models import User
-from django.db import connection, transaction
+from django.db import connection
 from django.test import Client
 from prometheus_client import REGISTRY
 from rest_framework.authtoken.models import Token
 
 from attachments import objects, storage
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import intake, lifecycle, retention
+from pipeline import lifecycle, retention
 from pipeline.failures import Failure
-from pipeline.intake import Received
 from pipeline.lifecycle import Gone, Lease
 from pipeline.models import Job, OutboxMessage
-from pipeline.registry import Pipeline
 from pipeline.retention import Sweeper
-from pipeline.states import Source
 from tests.leases import VARIANTS, finish, record
 from tests.messages import sent_ago
-from tests.pictures import png
-from tests.waiting import somebody_waits_for_a_lock, until
 
 pytestmark = pytest.mark.django_db
 DAY = 24 * 3600.0
@@ -51,22 +45,6 @@ def record_internal(lease: Lease) -> None:
 def failed(lease: Lease) -> Attachment:
     lifecycle.fail(lease, BROKEN)
     return Attachment.objects.get(id=lease.attachment_id)
-
-
-@pytest.fixture
-def superseded(
-    leased: Callable[..., Lease], release_image_v2: Callable[[], Pipeline]
-) -> Callable[[], tuple[Attachment, Job]]:
-    """An attachment whose second version is served since just now, and its job of the first."""
-
-    def reprocess() -> tuple[Attachment, Job]:
-        first = leased()
-        finish(first)
-        second = lifecycle.reprocess(first.attachment_id, pipeline=release_image_v2(), actor="operator:ann")
-        finish(leased(second))
-        return Attachment.objects.get(id=first.attachment_id), Job.objects.get(job_id=first.job_id)
-
-    return reprocess
 
 
 def test_trash_of_any_number_is_swept_in_one_go(settings: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -246,111 +224,6 @@ def test_what_only_the_work_needed_goes_a_day_after_it(leased: Callable[..., Lea
     let_pass(1.1 * DAY)
     Sweeper().run()
     assert set(Variant.objects.values_list("variant", flat=True)) == set(VARIANTS)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_version_that_begins_anew_while_a_sweep_waits_for_its_lock_is_kept(
-    superseded: Callable[[], tuple[Attachment, Job]],
-) -> None:
-    attachment, job = superseded()
-    let_pass(2 * DAY)
-    variants = StoredObject.objects.filter(variant__attachment=attachment)
-    with ThreadPoolExecutor(1) as thread:
-        with transaction.atomic():
-            list(variants.select_for_update(of=("self",)))
-            sweep = swept_meanwhile(thread)
-            begin_anew(job)
-        sweep.result()
-    assert attachment.variants.count() == 2 * len(VARIANTS)
-    assert variants.filter(bucket_role=BucketRole.VARIANTS).count() == 2 * len(VARIANTS)
-
-
-@pytest.mark.django_db(transaction=True)
-def test_an_original_whose_job_begins_anew_while_a_sweep_waits_for_its_lock_is_kept(
-    leased: Callable[..., Lease],
-) -> None:
-    """[attachments] cleanup не удаляет текущую работу: whoever begins a job holds this lock, as `claim` does."""
-    attachment = failed(leased())
-    let_pass(31 * DAY)
-    with ThreadPoolExecutor(1) as thread:
-        with transaction.atomic():
-            list(StoredObject.objects.select_for_update(of=("self",)).filter(attachment=attachment))
-            sweep = swept_meanwhile(thread)
-            begin_anew(Job.objects.get())
-        sweep.result()
-    attachment.refresh_from_db()
-    assert attachment.original is not None
-    assert attachment.original.bucket_role == BucketRole.STAGING
-
-
-def test_staging_that_is_accepted_while_a_sweep_chooses_is_kept(user: User) -> None:
-    """What it chose is as of a moment before it had the locks."""
-    uploads = [intake.receive([png()], created_by="test")]
-    let_pass(2 * DAY)
-
-    def accept_first(execute: Callable[..., Any], sql: str, *rest: Any) -> Any:
-        if sql.startswith("UPDATE") and uploads:
-            accept(uploads.pop(), user)
-        return execute(sql, *rest)
-
-    with connection.execute_wrapper(accept_first):
-        Sweeper().run()
-    assert not uploads
-    assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_sweep_leaves_staging_that_an_acceptance_holds(user: User) -> None:
-    received = intake.receive([png()], created_by="test")
-    let_pass(2 * DAY)
-    with ThreadPoolExecutor(1) as thread:
-        with transaction.atomic():
-            accept(received, user)
-            sweep = thread.submit(sweep_on_its_own_connection)
-            until(lambda: sweep.done() or somebody_waits_for_a_lock())
-        sweep.result()
-    assert StoredObject.objects.get().bucket_role == BucketRole.STAGING
-
-
-def accept(received: Received, user: User) -> None:
-    intake.accept(received, intake.Request(owner=user, source=Source.REST))
-
-
-def swept_meanwhile(thread: ThreadPoolExecutor) -> Future[None]:
-    """A sweep that has chosen already, and waits for a lock that we hold."""
-    sweep = thread.submit(sweep_on_its_own_connection)
-    until(somebody_waits_for_a_lock)
-    return sweep
-
-
-def sweep_on_its_own_connection() -> None:
-    try:
-        Sweeper().run()
-    finally:
-        connection.close()
-
-
-def begin_anew(job: Job) -> None:
-    """The part of a replay that a sweep looks at."""
-    with connection.cursor() as cursor:
-        cursor.execute(
-            "UPDATE pipeline_job SET state = 'queued', finished_at = NULL, attempt = attempt + 1 WHERE job_id = %s",
-            [job.job_id],
-        )
-
-
-@pytest.mark.django_db(transaction=True)
-def test_a_sweep_does_not_wait_for_a_replay_and_leaves_what_it_holds(leased: Callable[..., Lease]) -> None:
-    lease = leased()
-    attachment = failed(lease)
-    let_pass(31 * DAY)
-    with ThreadPoolExecutor(1) as thread, transaction.atomic():
-        lifecycle.replay(lease.job_id, attempt=1, actor="operator:ann", reason="again")
-        thread.submit(sweep_on_its_own_connection).result()
-    Sweeper().run()
-    attachment.refresh_from_db()
-    assert attachment.original is not None
-    assert lifecycle.claim(lease.job_id, attempt=2, worker="worker-a") is not None
 
 
 def test_what_is_swept_is_counted_by_kind(
