@@ -9,16 +9,15 @@ from django.core import checks
 from django.core.checks import CheckMessage, Error, Tags, register
 from django.core.exceptions import ImproperlyConfigured
 
+#: 16,000 samples of two bytes a second make 1.92 GB of it; `pipeline.sandbox` allows 2 GiB.
+MAX_WAVE_SECONDS = 60_000
+
 
 def refuse_wrong_settings() -> None:
     """ImproperlyConfigured with every error between settings, for processes that no `manage.py` starts."""
     errors = [found for found in checks.run_checks(tags=["holdfast"]) if found.is_serious()]
     if errors:
         raise ImproperlyConfigured("\n".join(map(str, errors)))
-
-
-#: 16,000 samples of two bytes a second make 1.92 GB of it; `pipeline.sandbox` allows 2 GiB.
-MAX_WAVE_SECONDS = 60_000
 
 
 @register("holdfast")

@@ -26,8 +26,9 @@ WAIT_SECONDS = 20
 FILE_SECONDS = 900.0
 ENDS = ("ready", "failed")
 #: Failures that are not the file's own: the log tells more than the sentence.
-LOG_OF = {"speech": "speech"}
 OURS = ("crashed", "internal_error", "worker_lost", "outage")
+#: The queue, and so the worker, of a pipeline; the others are done by that of pictures.
+QUEUE_OF = {"speech": "speech"}
 
 
 @dataclass
@@ -146,7 +147,7 @@ def _take_over(outcome: Outcome, status: dict[str, Any]) -> None:
     outcome.state, outcome.attempt = status["state"], status["attempt"]
     outcome.error_code, outcome.error = status["error_code"], status["error"]
     if outcome.error_code in OURS:
-        outcome.log = LOGS / f"worker-{LOG_OF.get(status['pipeline'], 'images')}.log"
+        outcome.log = LOGS / f"worker-{QUEUE_OF.get(status['pipeline'], 'images')}.log"
 
 
 def _fetch_everything(outcome: Outcome, status: dict[str, Any], client: Client) -> None:

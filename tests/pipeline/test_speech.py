@@ -5,7 +5,6 @@ The requirements are docs/requirements/transcription.md.
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import os
@@ -14,7 +13,6 @@ import sys
 import tempfile
 import threading
 import uuid
-import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,7 +34,7 @@ from pipeline.states import Source, State
 from pipeline.steps import audio
 from tests import recordings
 from tests.pipeline.speech.conftest import decode
-from tests.speaking import Samples, noise, silence
+from tests.speaking import RATE, Samples, noise, silence
 from tests.waiting import until
 from tests.work import work
 
@@ -89,11 +87,7 @@ def thrice(clip: Samples) -> bytes:
 
 
 def wav(samples: Samples) -> bytes:
-    buffer = io.BytesIO()
-    with wave.open(buffer, "wb") as file:
-        file.setparams((1, 2, 16_000, 0, "NONE", ""))
-        file.writeframes((np.clip(samples, -1, 1) * 32767).astype("<i2").tobytes())
-    return buffer.getvalue()
+    return recordings.wav(samples, rate=RATE)
 
 
 def shown(job: Job) -> dict[str, bytes]:
