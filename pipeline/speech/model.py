@@ -24,8 +24,9 @@ from pipeline.speech.samples import SAMPLE_RATE, SAMPLES_PER_MS, Samples, quiete
 from pipeline.speech.transcript import Window
 
 if TYPE_CHECKING:
-    from faster_whisper import WhisperModel
     from faster_whisper.transcribe import Segment as WhisperSegment
+
+    from pipeline.speech.whisper import Whisper
 
 #: Without the tokenizer's file the library would fetch one.
 FILES = ("model.bin", "config.json", "tokenizer.json")
@@ -88,7 +89,7 @@ class Options:
 class _Loaded:
     pid: int
     options: Options
-    model: WhisperModel
+    model: Whisper
 
 
 _loaded: _Loaded | None = None
@@ -151,20 +152,21 @@ def _mine(loaded: _Loaded | None) -> _Loaded:
     return loaded
 
 
-def _open(options: Options) -> WhisperModel:
+def _open(options: Options) -> Whisper:
     missing = [name for name in FILES if not (options.directory / name).is_file()]
     if missing:
         raise ModelUnavailable(
             f"Set TRANSCRIPTION_MODEL to a folder that holds {', '.join(FILES)}; {', '.join(missing)} not found."
         )
     import ctranslate2
-    from faster_whisper import WhisperModel
+
+    from pipeline.speech.whisper import Whisper
 
     # Below that it tells how long people speak, and in which language.
     logging.getLogger("faster_whisper").setLevel(logging.WARNING)
     ctranslate2.set_random_seed(SEED)
     try:
-        return WhisperModel(
+        return Whisper(
             str(options.directory),
             device=options.device,
             compute_type=options.compute_type,

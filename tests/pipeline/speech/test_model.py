@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faster_whisper import WhisperModel
 
 from pipeline.confined import Interrupted
 from pipeline.speech import model, self_test
@@ -32,6 +33,22 @@ def test_the_words_of_a_known_recording_are_heard_at_their_times_and_alike_each_
     assert 308_000 < spoken[-1].start_ms < spoken[-1].end_ms <= 311_000
     assert done == sorted(done) and done[-1] == 11_000
     assert hear(clip, start_ms=300_000) == window
+
+
+@pytest.mark.parametrize("seconds", [4, 11])
+def test_the_beginning_is_encoded_once_for_its_language_and_for_its_words(
+    seconds: int, hear: Hear, clip: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encode, encoded = WhisperModel.encode, []
+
+    def counted(*given: Any) -> Any:
+        encoded.append(encode(*given))
+        return encoded[-1]
+
+    monkeypatch.setattr(WhisperModel, "encode", counted)
+    window = hear(clip[: seconds * 16_000])
+    assert window.language == "en" and WORDS[:4] == words(window)[:4]
+    assert len(encoded) == 1
 
 
 def test_a_given_language_wins_and_an_unknown_one_is_detected(hear: Hear, clip: Samples) -> None:
