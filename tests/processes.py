@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,9 +18,9 @@ from django.conf import settings
 from django.db import connection
 from pytest_celery import CeleryTestNode, CeleryTestWorker, CeleryWorkerCluster  # type: ignore[import-untyped]
 
-from config.env import BASE_DIR
 from pipeline.models import Job
 from pipeline.states import State
+from tests.forkserver import Forked, fork
 from tests.nodes import Broker
 from tests.waiting import until
 
@@ -67,26 +66,20 @@ class Container:
         self.celeryconfig = {"broker_url": settings.CELERY_BROKER_URL}
         self._command = command
         self._changes = changes
-        self._popen: subprocess.Popen[bytes] | None = None
+        self._forked: Forked | None = None
         self._printed_before = 0
 
     def start(self, **changes: str) -> None:
         with self.log.open("ab") as output:
             self._printed_before = output.tell()
-            self._popen = subprocess.Popen(
-                [sys.executable, *self._command],
-                cwd=BASE_DIR,
-                env=environment(**{**self._changes, **changes}),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
+            self._forked = fork(
+                self._command, environment=environment(**{**self._changes, **changes}), output=output.fileno()
             )
 
     @property
     def pid(self) -> int:
-        assert self._popen is not None
-        return self._popen.pid
+        assert self._forked is not None
+        return self._forked.pid
 
     @property
     def id(self) -> str:
@@ -94,16 +87,16 @@ class Container:
 
     @property
     def status(self) -> str:
-        return "running" if self._popen is not None and self._popen.returncode is None and self._lives() else "exited"
+        return "running" if self._lives() else "exited"
 
     def kill(self, signal: str | int = "SIGKILL") -> None:
         """SIGKILL takes the whole group at once, as a machine that loses power would; others reach the process."""
         number = Signals[signal] if isinstance(signal, str) else Signals(signal)
         if number != SIGKILL:
             os.kill(self.pid, number)
-        elif self._popen is not None and self._popen.returncode is None:
+        elif self._forked is not None and self._forked.returncode is None:
             self.signal_group(SIGKILL)
-            self._popen.wait()
+            self._forked.wait()
 
     def signal_group(self, number: Signals) -> None:
         # Its leader is not reaped yet, so the number cannot belong to anyone else.
@@ -122,7 +115,7 @@ class Container:
         self.kill()
 
     def wait(self, seconds: float) -> int | None:
-        return None if self._popen is None else self._popen.wait(seconds)
+        return None if self._forked is None else self._forked.wait(seconds)
 
     def ready(self) -> bool:
         """Wait until it says that it is ready, since its last start."""
@@ -135,7 +128,7 @@ class Container:
         return self.log.read_bytes()[self._printed_before if since_start else 0 :].decode(errors="replace")
 
     def _lives(self) -> bool:
-        return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self._forked is not None and self._forked.lives
 
 
 class Process(CeleryTestNode):  # type: ignore[misc]

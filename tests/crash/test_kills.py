@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+import psutil
 import pytest
 
 from attachments.models import BucketRole, StoredObject
@@ -30,9 +31,14 @@ UPLOADS = 200
 
 
 def kill_one_child(worker: Process) -> None:
-    pool = [child for child in worker.children() if "celery" in " ".join(child.cmdline())]
-    assert pool, "the worker has no pool"
-    pool[0].kill()
+    until(lambda: busy_children(worker))[0].kill()
+
+
+def busy_children(worker: Process) -> list[psutil.Process]:
+    """Those that work on a job."""
+    holders = Job.objects.filter(state=State.PROCESSING).values_list("leased_by", flat=True)
+    pids = {int(holder.rpartition(":")[2]) for holder in holders}
+    return [child for child in worker.children() if child.pid in pids]
 
 
 @pytest.mark.timeout(300)
