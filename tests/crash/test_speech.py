@@ -68,8 +68,8 @@ def test_a_killed_speech_worker_leaves_no_child_and_no_copy_and_another_goes_on(
     """[transcription] освобождение: «Воркер убит посреди шага»; цепочка: «Воркер умер между окнами»."""
     running.dispatcher(LEASE_SECONDS="3")
     first = speech(running, "a")
-    job = spoken(4)
-    until(lambda: "window-0002" in makers(job), seconds=120, say=running.logs)
+    job = spoken(3)
+    until(lambda: "window-0001" in makers(job), seconds=120, say=running.logs)
     family = psutil.Process(first.pid).children(recursive=True)
     assert copies(tmp_path)
     first.send(signal.SIGKILL)
@@ -79,8 +79,8 @@ def test_a_killed_speech_worker_leaves_no_child_and_no_copy_and_another_goes_on(
     speech(running, "b")
     until_state(State.READY, [job], running, seconds=120)
     made = makers(job)
-    assert [made[name] for name in ("converted", "window-0001", "window-0002")] == ["a", "a", "a"]
-    assert made["transcript"] == made["text"] == "b"
+    assert [made[name] for name in ("converted", "window-0001")] == ["a", "a"]
+    assert {made[name] for name in ("window-0002", "transcript", "text")} == {"b"}
     assert job.failures == 1
     assert copies(tmp_path) == []
     # At the most talkative level of everything, no word of it was told to anybody but its owner.
@@ -95,7 +95,7 @@ def test_a_worker_told_to_stop_hands_its_recording_back_and_keeps_what_it_heard(
     """[transcription] отмена: «Воркеру велено остановиться посреди расшифровки»."""
     running.dispatcher(LEASE_SECONDS="3")
     worker = speech(running, "a")
-    job = spoken(60)
+    job = spoken(12)
     until(lambda: "window-0001" in makers(job), seconds=120, say=running.logs)
     worker.send(signal.SIGTERM)
     assert worker.wait(60) == 0
@@ -108,11 +108,11 @@ def test_a_worker_told_to_stop_hands_its_recording_back_and_keeps_what_it_heard(
 def test_a_long_recording_lets_a_short_note_go_first(spoken: Callable[[int], Job], running: Stack) -> None:
     """[transcription] цепочка: «Длинная запись отдаёт очередь»."""
     running.dispatcher(LEASE_SECONDS="3")
-    long = spoken(4)
+    long = spoken(2)
     running.worker(
         "speech", concurrency=1, app=APP, TRANSCRIPTION_BEAM="1", LEASE_SECONDS="3", SLICE_SECONDS="0"
     ).until_ready()
-    until(lambda: "window-0001" in makers(long), seconds=120, say=running.logs)
+    until(lambda: "converted" in makers(long), seconds=120, say=running.logs)
     short = spoken(1)
     until_state(State.READY, [long, short], running, seconds=180)
     ended = {job.job_id: JobEvent.objects.get(job=job, to_state=State.READY).id for job in (long, short)}
