@@ -29,6 +29,7 @@ LIBRARIES = (
     "celery.bin.worker",
     "celery.concurrency.prefork",
     "celery.fixups.django",
+    "click_repl",
     "django.core.cache",
     "django.core.handlers.wsgi",
     "django.core.management",
@@ -43,6 +44,7 @@ LIBRARIES = (
     "jsonschema",
     "kombu.transport.pyamqp",
     "psycopg",
+    "tornado.web",
 )
 MESSAGE_BYTES = 256 * 1024
 

@@ -61,8 +61,10 @@ def prepare_backends(
 def settings_environment(backends: Backends, *, storage_root: Path) -> dict[str, str]:
     """The environment of every process of ours: the caller's own, with the settings of the local stack."""
     storage_root.mkdir(parents=True, exist_ok=True)
+    # Many processes start from the same sources; without their compiled form each would compile them again.
+    given = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     return {
-        **os.environ,
+        **given,
         "PATH": os.pathsep.join([str(Path(PYTHON).parent), os.environ.get("PATH", "")]),
         "DJANGO_SETTINGS_MODULE": "config.settings",
         "SECRET_KEY": secrets.token_urlsafe(48),

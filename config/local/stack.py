@@ -114,8 +114,6 @@ def _remove_data(folder: Path, *, unless: threading.Event | None = None) -> None
 
 def _environment(backends: Backends, addresses: Addresses, folder: Path) -> dict[str, str]:
     environment = settings_environment(backends, storage_root=folder / "storage")
-    # Many processes start from the same sources; without their compiled form each would compile them again.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     # What a killed process leaves in its temporary folder must not gather in the system's.
     temporary = {"TMPDIR": str(folder / "tmp")}
     return {**environment, **temporary, "FLOWER_URL": addresses.flower_url, "PYTHONUNBUFFERED": "1"}
