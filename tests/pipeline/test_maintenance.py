@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Generator, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import kombu
 import pytest
 from django.contrib.auth.models import User
-from django.db import connection
+from django.db import Error, OperationalError, connection
 from prometheus_client import REGISTRY
 
 from config.env import VARIABLES
@@ -47,6 +47,56 @@ def test_a_silence_of_the_database_recovers_nothing_for_a_lease(leased: Callable
     assert not trust.look()
     assert trust.outage_ended is None
     until(trust.look)
+
+
+def begin_while_it_is_away(trust: maintenance.Trust) -> None:
+    with suppress(OperationalError), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_terminate_backend(pg_backend_pid())")
+    with pytest.raises(Error):
+        trust.look()
+    connection.close()
+
+
+def wait_for_its_answer_to_a_look(trust: maintenance.Trust) -> None:
+    def slowly(execute: Callable[..., Any], *question: Any) -> Any:
+        connection.connection.execute("SELECT pg_sleep(0.7)")
+        return execute(*question)
+
+    until(trust.look)
+    with connection.execute_wrapper(slowly):
+        assert trust.look() is None
+
+
+def wait_for_its_answer_to_another_question(trust: maintenance.Trust) -> None:
+    """Before the first look, by which the connection is old."""
+    with trust.watching(), connection.cursor() as cursor:
+        cursor.execute("SELECT pg_sleep(0.7)")
+
+
+def connect_anew(trust: maintenance.Trust) -> None:
+    trust.look()
+    connection.close()
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    "suffer",
+    [
+        begin_while_it_is_away,
+        wait_for_its_answer_to_a_look,
+        wait_for_its_answer_to_another_question,
+        connect_anew,
+    ],
+)
+def test_an_outage_of_the_database_is_noticed_whatever_is_seen_of_it(
+    suffer: Callable[[maintenance.Trust], None], settings: Any
+) -> None:
+    """Each trace may be the only one, and what was lost in an outage must cost no chance."""
+    settings.LEASE_SECONDS, settings.RENEW_SECONDS = 0.6, 0.1
+    trust = maintenance.Trust()
+    suffer(trust)
+    assert trust.look() is None
+    assert trust.outage_ended is not None
 
 
 @pytest.fixture
