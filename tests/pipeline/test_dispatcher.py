@@ -64,6 +64,18 @@ def test_a_dispatcher_whose_connections_are_cut_goes_on(
     assert len(drain_queue(rabbit, "images")) == 2
 
 
+def test_a_row_whose_notification_was_lost_is_sent_all_the_same(
+    queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
+) -> None:
+    """More often than its start and the one notification wake it."""
+    running.dispatcher()
+    queued()
+    until(lambda: unsent() == 0, say=running.logs)
+    for _ in range(4):
+        OutboxMessage.objects.update(sent_at=None)
+        until(lambda: unsent() == 0, say=running.logs)
+
+
 def test_a_deleted_queue_is_declared_again_and_its_work_sent_again(
     queued: Callable[..., Job], running: Stack, rabbit: kombu.Connection
 ) -> None:
