@@ -21,7 +21,7 @@ from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.states import State
 from tests.conftest import expire_lease
-from tests.leases import finish, record
+from tests.leases import VARIANTS, finish, record
 
 pytestmark = pytest.mark.django_db
 
@@ -243,17 +243,24 @@ def test_fail_keeps_code_and_sentence_for_the_owner_and_the_cause_for_the_operat
 
 MOVES_OF_A_HOLDER: dict[str, Callable[[Lease], object]] = {
     "renew": lifecycle.renew,
-    "record": lambda lease: record(lease, "thumbnail"),
+    "record": lambda lease: record(lease, "preview"),
     "retry_later": lambda lease: lifecycle.retry_later(lease, BROKEN, pause=timedelta(0)),
     "release": lambda lease: lifecycle.release(lease, reason="shutdown", pause=timedelta(0)),
-    "complete": finish,
+    "complete": lifecycle.complete,
     "fail": lambda lease: lifecycle.fail(lease, BROKEN),
 }
 
 
+def with_all_recorded(lease: Lease) -> Lease:
+    """So that nothing but the lease decides whether it can be completed."""
+    for variant in VARIANTS:
+        record(lease, variant)
+    return lease
+
+
 @pytest.mark.parametrize("move", ["retry_later", "release", "complete", "fail"])
 def test_an_attempt_that_ends_otherwise_breaks_an_outage(move: str, leased: Callable[..., Lease]) -> None:
-    lease = leased()
+    lease = with_all_recorded(leased())
     lifecycle.release(lease, reason="outage", pause=timedelta(0), is_outage=True)
     MOVES_OF_A_HOLDER[move](leased(Job.objects.get()))
     assert Job.objects.get().outage_since is None
@@ -262,7 +269,7 @@ def test_an_attempt_that_ends_otherwise_breaks_an_outage(move: str, leased: Call
 @pytest.mark.parametrize("move", MOVES_OF_A_HOLDER)
 def test_who_lost_the_lease_changes_nothing(move: str, leased: Callable[..., Lease]) -> None:
     """[transcription] результат пишет только держатель захвата."""
-    stale = leased()
+    stale = with_all_recorded(leased())
     expire_lease(stale.job_id)
     lifecycle.recover()
     newer = leased(Job.objects.get(job_id=stale.job_id), worker="worker-b")
@@ -332,6 +339,6 @@ def test_no_move_touches_where_the_file_came_from(queued: Callable[..., Job]) ->
             expire_lease(job.job_id)
             lifecycle.recover()
         else:
-            MOVES_OF_A_HOLDER[move](lease)
+            MOVES_OF_A_HOLDER[move](with_all_recorded(lease))
         after = Job.objects.get(job_id=job.job_id)
         assert (after.source, after.carrier, after.attachment_id) == (job.source, job.carrier, job.attachment_id)
