@@ -9,15 +9,17 @@ from typing import Any
 import pytest
 from django.contrib.auth.models import User
 from django.db import connection, transaction
+from django.db.models.functions import Now
 
 from attachments.models import Attachment, BucketRole, StoredObject
-from pipeline import intake, lifecycle
+from pipeline import intake, lifecycle, registry
 from pipeline.intake import Received
-from pipeline.lifecycle import Lease
+from pipeline.lifecycle import Gone, Lease
 from pipeline.models import Job
+from pipeline.registry import Pipeline
 from pipeline.retention import Sweeper
 from pipeline.states import Source
-from tests.leases import VARIANTS
+from tests.leases import VARIANTS, finish
 from tests.pictures import png
 from tests.pipeline.test_retention import DAY, failed, let_pass
 from tests.waiting import somebody_waits_for_a_lock, until
@@ -128,3 +130,64 @@ def test_a_sweep_does_not_wait_for_a_replay_and_leaves_what_it_holds(leased: Cal
     attachment.refresh_from_db()
     assert attachment.original is not None
     assert lifecycle.claim(lease.job_id, attempt=2, worker="worker-a") is not None
+
+
+def take_original(job: Job) -> None:
+    StoredObject.objects.filter(attachment=job.attachment_id).update(bucket_role=BucketRole.TRASH)
+
+
+def take_texts(job: Job) -> None:
+    Attachment.objects.filter(id=job.attachment_id).update(texts_expired_at=Now())
+
+
+@pytest.mark.django_db(transaction=True)
+@pytest.mark.parametrize(
+    ("act", "take"),
+    [
+        ("claim", take_original),
+        ("replay", take_original),
+        ("repair", take_original),
+        ("reprocess", take_original),
+        ("replay", take_texts),
+        ("repair", take_texts),
+        ("reprocess", take_texts),
+    ],
+)
+def test_who_begins_work_waits_for_each_lock_of_a_sweep_and_finds_what_it_took(
+    act: str,
+    take: Callable[[Job], None],
+    queued: Callable[..., Job],
+    leased: Callable[..., Lease],
+    release_image_v2: Callable[[], Pipeline],
+) -> None:
+    job = queued()
+    release_image_v2()
+    if act == "replay":
+        failed(leased(job))
+    if act == "repair":
+        finish(leased(job))
+    with ThreadPoolExecutor(1) as thread:
+        with transaction.atomic():
+            take(job)
+            begun = thread.submit(finds_it_gone, act, job)
+            until(lambda: begun.done() or somebody_waits_for_a_lock())
+        assert begun.result()
+
+
+def finds_it_gone(act: str, job: Job) -> bool:
+    try:
+        match act:
+            case "claim":
+                lease = lifecycle.claim(job.job_id, attempt=1, worker="worker-a")
+                return lease is not None and lease.original is None
+            case "replay":
+                lifecycle.replay(job.job_id, attempt=1, actor="operator:ann", reason="again")
+            case "repair":
+                lifecycle.repair(job.job_id, variants=VARIANTS, actor="verify", detail="missing")
+            case "reprocess":
+                lifecycle.reprocess(job.attachment_id, pipeline=registry.newest("image"), actor="operator:ann")
+    except Gone:
+        return True
+    finally:
+        connection.close()
+    return False
