@@ -229,8 +229,10 @@ def test_repair_makes_again_what_was_damaged_and_nothing_else(leased: Callable[.
     again = claimed(job)
     assert lifecycle.recorded(again).keys() == {"optimized", "thumbnail"}
     record(again, "crop", b"made again")
+    Attachment.objects.update(media={"width": 8})  # as it was measured the first time
     lifecycle.complete(again)
     assert shown(lease) == (State.READY, {"crop", "optimized", "thumbnail"})
+    assert Attachment.objects.get().media == {"width": 9}
     assert intact < set(Variant.objects.values_list("stored_object_id", flat=True))
 
 
