@@ -11,6 +11,7 @@ import json
 import os
 import runpy
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -79,6 +80,20 @@ def fork(command: list[str], *, environment: dict[str, str], output: int) -> For
     """Run `python COMMAND` in the project's folder; `command` is a file, or `-m` and a module, with arguments."""
     server = _server()
     return Forked(server, server.ask({"run": command, "environment": environment}, output))
+
+
+def run(command: list[str], *, environment: dict[str, str], seconds: float = 90) -> tuple[int, str]:
+    """The exit code of a command, and all that it said; it is killed when it takes longer."""
+    with tempfile.TemporaryFile() as output:
+        process = fork(command, environment=environment, output=output.fileno())
+        try:
+            code = process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+        output.seek(0)
+        return code, output.read().decode(errors="replace")
 
 
 class _Server:

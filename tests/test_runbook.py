@@ -6,8 +6,6 @@ import contextlib
 import functools
 import re
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,6 +21,7 @@ from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import State
+from tests import forkserver
 from tests.leases import finish
 from tests.processes import Stack, environment
 from tests.waiting import until
@@ -41,16 +40,15 @@ MANAGE = [command for command in COMMANDS if command.startswith("python manage.p
 REPROCESS = [command for command in MANAGE if " reprocess " in command]
 
 
-def run(command: str, *, release: tuple[str, ...] = (), **words: str) -> subprocess.CompletedProcess[str]:
-    """`release` is what stands in for `manage.py`."""
+def run(command: str, *, release: tuple[str, ...] = (), **words: str) -> tuple[int, str]:
+    """The exit code and what was said; `release` is what stands in for `manage.py`."""
     for word, value in words.items():
         command = re.sub(rf"\b{word}\b", value, command)
     program, *arguments = shlex.split(command)
     if release:
         arguments = [*release, *arguments[1:]]
-    argv = [sys.executable, *arguments] if program == "python" else [sys.executable, "-m", program, *arguments]
-    env = environment(DJANGO_SETTINGS_MODULE="config.settings")
-    return subprocess.run(argv, cwd=BASE_DIR, env=env, capture_output=True, text=True, timeout=90, check=False)
+    argv = arguments if program == "python" else ["-m", program, *arguments]
+    return forkserver.run(argv, environment=environment(DJANGO_SETTINGS_MODULE="config.settings"))
 
 
 def test_the_runbook_has_commands_and_each_is_of_a_kind_that_is_tested() -> None:
@@ -64,8 +62,8 @@ def test_a_command_of_the_runbook_works(
 ) -> None:
     lease = leased()
     lifecycle.fail(lease, Failure(code="crashed", sentence="It died.", step="image"))
-    done = run(command, JOB_ID=str(lease.job_id), ATTACHMENT_ID=str(lease.attachment_id))
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = run(command, JOB_ID=str(lease.job_id), ATTACHMENT_ID=str(lease.attachment_id))
+    assert code == 0, said
     is_replay = " replay " in command and "--dry-run" not in command
     assert Job.objects.get().state == (State.QUEUED if is_replay else State.FAILED)
 
@@ -75,8 +73,8 @@ def test_the_command_that_makes_variants_anew_begins_jobs_of_a_newer_release(
     command: str, leased: Callable[..., Lease]
 ) -> None:
     finish(leased())
-    done = run(command, release=("-m", "tests.release_v2"))
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = run(command, release=("-m", "tests.release_v2"))
+    assert code == 0, said
     assert Job.objects.filter(pipeline_version=2).count() == (0 if "--dry-run" in command else 1)
 
 
@@ -90,16 +88,16 @@ def test_the_commands_about_workers_show_the_workers(running: Stack) -> None:
 
 
 def _names_the_worker(command: str) -> bool:
-    done = run(command)
-    return done.returncode == 0 and "a@test" in done.stdout
+    code, said = run(command)
+    return code == 0 and "a@test" in said
 
 
 def test_the_command_that_deletes_a_queue_deletes_it(rabbit: kombu.Connection) -> None:
     (command,) = [command for command in COMMANDS if "queue.delete" in command]
     with rabbit.channel() as channel:
         channel.queue_declare("runbook", durable=True, auto_delete=False)
-    done = run(command, QUEUE="runbook")
-    assert done.returncode == 0, done.stdout + done.stderr
+    code, said = run(command, QUEUE="runbook")
+    assert code == 0, said
     with rabbit.channel() as channel, pytest.raises(NotFound):
         channel.queue_declare("runbook", passive=True)
 
