@@ -40,6 +40,7 @@ from attachments.serializers import (
 from attachments.upload import Body, received_form
 from attachments.waiting import TooManyWaiters, watcher
 from pipeline import intake, lifecycle, metrics, removal, replays
+from pipeline.origins import Origin
 from pipeline.states import TERMINAL, Source
 
 KEY_LIMIT = 255
@@ -151,7 +152,7 @@ class Attachments(OwnersView):
             received,
             intake.Request(
                 owner=self.owner,
-                source=Source.REST,
+                origin=Origin(Source.REST),
                 name=form.filename,
                 claimed_type=form.claimed_type,
                 idempotency_key=key,

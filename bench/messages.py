@@ -18,6 +18,7 @@ from bench.figures import Figure
 from pipeline import broker, intake
 from pipeline.broker import Publisher
 from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.origins import Origin
 from pipeline.relay import Relay
 from pipeline.states import Source, State
 from pipeline.wire import Message
@@ -106,7 +107,7 @@ def _job() -> Job:
     storage.make_bucket("holdfast")
     owner, _ = User.objects.get_or_create(username="bench")
     received = intake.receive([png()], created_by="bench")
-    return intake.accept(received, intake.Request(owner=owner, source=Source.REST)).job
+    return intake.accept(received, intake.Request(owner=owner, origin=Origin(Source.REST))).job
 
 
 def _one_by_one(job: Job) -> float:

@@ -136,10 +136,11 @@ def _hear(data: bytes) -> list[str]:
     from attachments.models import Variant
     from pipeline import executor, intake
     from pipeline.envelopes import Envelope
+    from pipeline.origins import Origin
     from pipeline.states import Source
 
     owner, _ = User.objects.get_or_create(username="bench")
-    request = intake.Request(owner=owner, source=Source.REST, name="bench.wav")
+    request = intake.Request(owner=owner, origin=Origin(Source.REST), name="bench.wav")
     job = intake.accept(intake.receive([data], created_by="bench"), request).job
     outcome = "sliced"
     while outcome == "sliced":

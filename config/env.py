@@ -73,6 +73,11 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     "TRANSCRIPTION_COMPUTE_TYPE": (str, "int8"),
     "TRANSCRIPTION_THREADS": (int, 0),
     "TRANSCRIPTION_BEAM": (int, 5),
+    # Telegram
+    "TELEGRAM_BOT_TOKEN": (str, ""),
+    "TELEGRAM_API_URL": (str, "https://api.telegram.org"),
+    "TELEGRAM_MAX_WAIT": (float, 10.0),
+    "PUBLIC_URL": (str, ""),
     # Retention
     "STAGING_RETENTION_SECONDS": (float, 24 * 3600.0),
     "SUPERSEDED_RETENTION_SECONDS": (float, 24 * 3600.0),

@@ -40,6 +40,7 @@ INSTALLED_APPS = [
     "config.apps.ConfigApp",
     "attachments",
     "pipeline",
+    "notifications",
 ]
 
 MIDDLEWARE = [
@@ -160,6 +161,12 @@ TRANSCRIPTION_DEVICE = read("TRANSCRIPTION_DEVICE")
 TRANSCRIPTION_COMPUTE_TYPE = read("TRANSCRIPTION_COMPUTE_TYPE")
 TRANSCRIPTION_THREADS = read("TRANSCRIPTION_THREADS")
 TRANSCRIPTION_BEAM = read("TRANSCRIPTION_BEAM")
+
+# --- Telegram; see docs/telegram.md ------------------------------------------------------------------
+TELEGRAM_BOT_TOKEN = read("TELEGRAM_BOT_TOKEN")
+TELEGRAM_API_URL = read("TELEGRAM_API_URL").rstrip("/")
+TELEGRAM_MAX_WAIT = read("TELEGRAM_MAX_WAIT")
+PUBLIC_URL = read("PUBLIC_URL").rstrip("/")
 
 # --- Retention; see docs/retention.md ----------------------------------------------------------------
 STAGING_RETENTION_SECONDS = read("STAGING_RETENTION_SECONDS")

@@ -37,8 +37,8 @@ from attachments.storage import Writer, Written
 from config.logging import current_carrier
 from pipeline import failpoints, lifecycle, metrics, registry
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
-from pipeline.states import Source
 
 UNKNOWN_TYPE = "application/octet-stream"
 #: Whoever got in the way of an acceptance is soon done, and sending the file once more costs much more.
@@ -53,7 +53,7 @@ class Request:
     """Who sends what, and what they ask for. Names and types are claims, kept for display only."""
 
     owner: User
-    source: Source
+    origin: Origin
     name: str = ""
     claimed_type: str = ""
     pipeline: str = ""
@@ -185,7 +185,7 @@ def accept(received: Received, request: Request) -> Accepted:
             raise
         return _repeat(received, request)
     failpoints.hit("after_commit")
-    metrics.ACCEPTED.labels(pipeline=accepted.job.pipeline, source=request.source).inc()
+    metrics.ACCEPTED.labels(pipeline=accepted.job.pipeline, source=request.origin.source).inc()
     logger.info("accepted", extra={"job_id": str(accepted.job.job_id), "size": received.written.size})
     return accepted
 
@@ -251,8 +251,8 @@ def _insert(received: Received, request: Request) -> Accepted:
     job = lifecycle.accept(
         attachment,
         pipeline=received.pipeline,
-        source=request.source,
-        actor=f"{request.source}:{request.owner.pk}",
+        origin=request.origin,
+        actor=f"{request.origin.source}:{request.owner.pk}",
         carrier=current_carrier(),
     )
     return Accepted(attachment=attachment, job=job)

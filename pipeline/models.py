@@ -14,7 +14,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from attachments.models import Attachment
-from pipeline.states import Runner, Source, State
+from pipeline.states import Reply, Runner, Source, State
 
 _UNLEASED = Q(lease_token__isnull=True, lease_until__isnull=True, leased_by="")
 _LEASED = Q(lease_token__isnull=False, lease_until__isnull=False) & ~Q(leased_by="")
@@ -24,7 +24,8 @@ class Job(models.Model):
     """One logical piece of work; `job_id` never changes.
 
     `attempt` counts managed tries from 1 and only grows; a broker redelivery is not one. `failures` counts
-    what leads to dead (`failed` with failures spent); outages and shutdowns leave it alone.
+    what leads to dead (`failed` with failures spent); outages and shutdowns leave it alone. No CHECK ties a chat to
+    the source: a job from Telegram without one is the damage that must stay visible.
     """
 
     job_id = models.UUIDField(primary_key=True, default=uuid.uuid4, editable=False)
@@ -49,6 +50,14 @@ class Job(models.Model):
     media = models.JSONField(default=dict, db_default={})
     progress = models.FloatField(null=True)
     source = models.CharField(max_length=16, choices=Source.choices)
+    reply_chat_id = models.BigIntegerField(null=True)
+    reply_message_id = models.BigIntegerField(null=True)
+    reply_thread_id = models.BigIntegerField(null=True)
+    reply_business_id = models.CharField(max_length=128, blank=True, default="", db_default="")
+    reply_language = models.CharField(max_length=16, blank=True, default="", db_default="")
+    reply = models.CharField(max_length=16, choices=Reply.choices, default=Reply.NONE, db_default=Reply.NONE)
+    reply_reason = models.CharField(max_length=32, blank=True, default="", db_default="")
+    reply_at = models.DateTimeField(null=True)
     created_at = models.DateTimeField(db_default=Now())
     finished_at = models.DateTimeField(null=True)
 
@@ -61,6 +70,7 @@ class Job(models.Model):
             models.CheckConstraint(name="pipeline_job_state_known", condition=Q(state__in=State.values)),
             models.CheckConstraint(name="pipeline_job_runner_known", condition=Q(runner__in=Runner.values)),
             models.CheckConstraint(name="pipeline_job_source_known", condition=Q(source__in=Source.values)),
+            models.CheckConstraint(name="pipeline_job_reply_known", condition=Q(reply__in=Reply.values)),
             models.CheckConstraint(name="pipeline_job_attempt_from_one", condition=Q(attempt__gte=1)),
             models.CheckConstraint(
                 name="pipeline_job_lease_is_processing",
@@ -100,6 +110,10 @@ class Job(models.Model):
                 name="pipeline_job_failures",
                 fields=["error_code", "error_step", "finished_at"],
                 condition=Q(state=State.FAILED),
+            ),
+            # replying.sweep: answers that are due or on their way, longest first.
+            models.Index(
+                name="pipeline_job_replies", fields=["reply_at"], condition=Q(reply__in=[Reply.DUE, Reply.SENDING])
             ),
         ]
         permissions = [("replay_job", "Can replay failed jobs")]

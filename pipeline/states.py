@@ -40,3 +40,14 @@ class Source(models.TextChoices):
     """The door an attachment came through."""
 
     REST = "rest"
+    TELEGRAM = "telegram"
+
+
+class Reply(models.TextChoices):
+    """How far the answer to the sender has come; it goes out at most once for each end that the sender waits for."""
+
+    NONE = "none"
+    DUE = "due"
+    SENDING = "sending"
+    SENT = "sent"
+    UNDELIVERED = "undelivered"

@@ -24,6 +24,7 @@ from pipeline.broker import Publisher
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.states import Source
 from tests.pictures import png
@@ -76,7 +77,7 @@ def queued(user: User) -> Callable[..., Job]:
 
     def accept(data: bytes | None = None) -> Job:
         received = intake.receive([png() if data is None else data], created_by="test")
-        return intake.accept(received, intake.Request(owner=user, source=Source.REST, name="photo.png")).job
+        return intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST), name="photo.png")).job
 
     return accept
 

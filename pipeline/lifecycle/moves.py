@@ -23,8 +23,9 @@ from pipeline import registry
 from pipeline.failures import WORKER_LOST, Failure
 from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_held, log, put_back
 from pipeline.models import Job, JobEvent
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
-from pipeline.states import Runner, Source, State
+from pipeline.states import Runner, State
 from pipeline.steps import Spoken
 from schemas import InvalidShape
 
@@ -42,10 +43,10 @@ class Incomplete(Exception):
 
 
 def accept(
-    attachment: Attachment, *, pipeline: Pipeline, source: Source, actor: str, carrier: Mapping[str, str]
+    attachment: Attachment, *, pipeline: Pipeline, origin: Origin, actor: str, carrier: Mapping[str, str]
 ) -> Job:
     """Nothing to queued, in the transaction that creates the attachment ([attachments]: нет → queued)."""
-    job = Job(attachment=attachment, source=source, carrier=dict(carrier))
+    job = Job(attachment=attachment, carrier=dict(carrier), **origin.columns())
     return begin(job, pipeline, reason="accepted", actor=actor)
 
 

@@ -17,7 +17,7 @@ from django.db.models.functions import Now
 
 from attachments import objects
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
-from pipeline import outbox, registry
+from pipeline import origins, outbox, registry
 from pipeline.lifecycle.rows import begin, log, put_back
 from pipeline.models import Job, OutboxMessage
 from pipeline.registry import Pipeline
@@ -94,7 +94,8 @@ def reprocess(attachment_id: uuid.UUID, *, pipeline: Pipeline, actor: str) -> Jo
         earlier = jobs.order_by("-created_at").first()
         if earlier is None:
             raise Gone(f"nothing was ever made of it by {pipeline.name}")
-        job = Job(attachment_id=attachment_id, source=earlier.source, carrier=earlier.carrier)
+        origin = {column: getattr(earlier, column) for column in origins.COLUMNS}
+        job = Job(attachment_id=attachment_id, carrier=earlier.carrier, **origin)
         return begin(job, pipeline, reason="reprocess", actor=actor)
 
 

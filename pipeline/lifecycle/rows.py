@@ -12,12 +12,12 @@ from django.db.models import Expression, F, QuerySet
 from django.db.models.functions import Now
 
 from attachments import objects
-from attachments.models import StoredObject
+from attachments.models import Attachment, StoredObject
 from pipeline import outbox
-from pipeline.failures import Failure
+from pipeline.failures import CANCELLED, Failure
 from pipeline.models import Job, JobEvent
 from pipeline.registry import Pipeline
-from pipeline.states import State
+from pipeline.states import Reply, Source, State
 
 DETAIL_LIMIT = 8000
 
@@ -109,6 +109,7 @@ def end(job: Job, state: State, *, actor: str, failure: Failure | None = None) -
         error_code=failure.code if failure else "",
         error_step=failure.step if failure else "",
         error=failure.sentence if failure else "",
+        **_answer(job, failure),
     )
     log(
         job.job_id,
@@ -119,6 +120,17 @@ def end(job: Job, state: State, *, actor: str, failure: Failure | None = None) -
         actor=actor,
         detail=failure.cause if failure else "",
     )
+
+
+def _answer(job: Job, failure: Failure | None) -> dict[str, Any]:
+    """Who sent the file by Telegram waits for an answer until something was served, unless it was deleted.
+
+    So work that is repaired, or done anew by a newer version, ends without a word; a replay's end is told.
+    """
+    is_waited_for = job.source == Source.TELEGRAM and failure != CANCELLED
+    if not is_waited_for or not Attachment.objects.filter(id=job.attachment_id, served_version=None).exists():
+        return {}
+    return {"reply": Reply.DUE, "reply_reason": "", "reply_at": Now()}
 
 
 def _change(job: Job, **columns: Any) -> None:

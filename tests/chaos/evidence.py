@@ -16,6 +16,7 @@ from pipeline import intake, lifecycle, removal
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.states import Source
 from tests.leases import finish
 from tests.pictures import png
@@ -32,7 +33,7 @@ def send(owner: User, sample: Sample = GOOD) -> Upload:
     number = next(_numbers)
     data, key = sample.stamped(number), f"{RUN}-{number}"
     received = intake.receive([data], created_by="test")
-    accepted = intake.accept(received, intake.Request(owner=owner, source=Source.REST, idempotency_key=key))
+    accepted = intake.accept(received, intake.Request(owner=owner, origin=Origin(Source.REST), idempotency_key=key))
     upload = Upload(number, key, sample, "once", len(data), hashlib.sha256(data).hexdigest())
     upload.id, upload.job_id, upload.state = str(accepted.attachment.id), str(accepted.job.job_id), "queued"
     return upload

@@ -14,6 +14,7 @@ from django.contrib.auth.models import User
 from attachments.models import Variant
 from pipeline import intake, scratch
 from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.origins import Origin
 from pipeline.speech import self_test
 from pipeline.states import Source, State
 from tests import recordings
@@ -35,7 +36,7 @@ def spoken(user: User) -> Callable[[int], Job]:
         clip = np.concatenate([decode(self_test.SAMPLE)[: round(2.8 * 16_000)], silence(1.5)])
         data = recordings.wav(np.tile(clip, windows), rate=16_000)
         received = intake.receive([data], created_by="test")
-        return intake.accept(received, intake.Request(owner=user, source=Source.REST, name="note.wav")).job
+        return intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST), name="note.wav")).job
 
     return accept
 

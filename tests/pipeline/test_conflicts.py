@@ -19,6 +19,7 @@ from pipeline import claims, intake, lifecycle
 from pipeline.dispatcher import Chore
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.states import Source, State
 from tests.attachments.conftest import Door, assert_problem
 from tests.leases import VARIANTS, record
@@ -173,7 +174,7 @@ def test_an_acceptance_that_met_a_conflict_begins_anew(
     received = intake.receive([png()], created_by="test")
 
     def accept() -> intake.Accepted:
-        return intake.accept(received, intake.Request(owner=user, source=Source.REST))
+        return intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST)))
 
     if sqlstate == "40P01":
         rival.deadlocks(accept, holding=OBJECT, wanting=SAME_ORIGINAL)

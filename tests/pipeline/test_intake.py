@@ -26,6 +26,7 @@ from attachments.models import Attachment, BucketRole, StoredObject
 from pipeline import intake
 from pipeline.intake import Receiver
 from pipeline.models import Job, OutboxMessage
+from pipeline.origins import Origin
 from pipeline.states import Source
 from tests.attachments.conftest import Door, assert_problem
 from tests.corpus import png_claiming
@@ -36,7 +37,7 @@ pytestmark = pytest.mark.django_db
 
 
 def request(user: User, **changes: str) -> intake.Request:
-    return intake.Request(owner=user, source=Source.REST, **changes)
+    return intake.Request(owner=user, origin=Origin(Source.REST), **changes)
 
 
 def receive(data: bytes) -> intake.Received:

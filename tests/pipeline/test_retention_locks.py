@@ -16,6 +16,7 @@ from pipeline import intake, lifecycle, registry
 from pipeline.intake import Received
 from pipeline.lifecycle import Gone, Lease
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.retention import Sweeper
 from pipeline.states import Source
@@ -92,7 +93,7 @@ def test_a_sweep_leaves_staging_that_an_acceptance_holds(user: User) -> None:
 
 
 def accept(received: Received, user: User) -> None:
-    intake.accept(received, intake.Request(owner=user, source=Source.REST))
+    intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST)))
 
 
 def swept_meanwhile(thread: ThreadPoolExecutor) -> Future[None]:

@@ -23,6 +23,7 @@ from pipeline import intake, lifecycle
 from pipeline.failures import Failure
 from pipeline.lifecycle import Gone, Lease, LeaseLost
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.retention import Sweeper
 from pipeline.states import Source, State
@@ -82,7 +83,7 @@ class Race:
     def _is_accepted(self, data: bytes) -> bool:
         try:
             received = intake.receive([data], created_by="test")
-            intake.accept(received, intake.Request(owner=self._user, source=Source.REST))
+            intake.accept(received, intake.Request(owner=self._user, origin=Origin(Source.REST)))
         except StorageUnavailable:  # so slow that its staging was swept; nobody was told of a 202
             return False
         return True

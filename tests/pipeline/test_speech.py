@@ -29,6 +29,7 @@ from attachments.errors import PipelineUnavailable
 from attachments.models import Attachment, Transcript, Variant
 from pipeline import confined, intake, lifecycle, registry, removal, scratch
 from pipeline.models import Job, JobEvent
+from pipeline.origins import Origin
 from pipeline.speech import cutting, model, self_test
 from pipeline.states import Source, State
 from pipeline.steps import audio
@@ -57,7 +58,7 @@ def recorded(user: User) -> Callable[..., Job]:
 
     def accept(data: bytes, **options: Any) -> Job:
         received = intake.receive([data], created_by="test")
-        request = intake.Request(owner=user, source=Source.REST, name="note.ogg", **options)
+        request = intake.Request(owner=user, origin=Origin(Source.REST), name="note.ogg", **options)
         return intake.accept(received, request).job
 
     return accept

@@ -22,6 +22,7 @@ from pipeline import confined, intake, lifecycle, removal, retention, verificati
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.selection import Selection
 from pipeline.states import Source, State
@@ -311,7 +312,7 @@ def test_beside_uploads_work_repairs_deletion_and_sweeps_nothing_is_found(
         try:
             for count in range(uploads):
                 received = intake.receive([png()], created_by="test")
-                job = intake.accept(received, intake.Request(owner=user, source=Source.REST, name="a.png")).job
+                job = intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST), name="a.png")).job
                 assert work(job, worker=f"worker-{number}") == "ready"
                 lifecycle.repair(job.job_id, variants=["crop"], actor="test", detail="")
                 assert work(job, worker=f"worker-{number}") == "ready"

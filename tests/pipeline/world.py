@@ -38,6 +38,7 @@ from pipeline.lifecycle import (
     NotReady,
 )
 from pipeline.models import Job
+from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.states import Source
 from pipeline.steps.image import ImageStep
@@ -117,7 +118,9 @@ class World:
 
     def accept(self, file: str) -> str:
         received = intake.receive([PICTURE], created_by="test")
-        accepted = intake.accept(received, intake.Request(owner=self._owner, source=Source.REST, name=f"{file}.png"))
+        accepted = intake.accept(
+            received, intake.Request(owner=self._owner, origin=Origin(Source.REST), name=f"{file}.png")
+        )
         self.files[file] = accepted.attachment.id
         self.originals[file] = received.stored.id
         return str(accepted.job.state)
