@@ -7,6 +7,7 @@ ETA or countdown, no Celery retries for pipeline work. The topology itself is `p
 from __future__ import annotations
 
 import datetime
+import importlib
 import logging
 import logging.config
 import os
@@ -185,6 +186,7 @@ class Configuration:
             ("recover", _settings.RECOVER_EVERY_SECONDS),
             ("redispatch", _settings.REDISPATCH_EVERY_SECONDS),
             ("sweep", _settings.SWEEP_EVERY_SECONDS),
+            ("reply", _settings.OUTBOX_POLL_SECONDS),
         )
     }
 
@@ -229,6 +231,15 @@ def _refuse_wrong_settings(**_: Any) -> None:
     except ImproperlyConfigured as error:
         logger.critical("wrong_settings", extra={"cause": str(error)})
         raise SystemExit(1) from None
+
+
+@celeryd_after_setup.connect
+def _load_the_bot_api(**_: Any) -> None:
+    """Once for all children, and before the first of them answers anybody."""
+    from django.conf import settings
+
+    if settings.TELEGRAM_BOT_TOKEN:
+        importlib.import_module("notifications.telegram.client")
 
 
 @celeryd_after_setup.connect

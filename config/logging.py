@@ -84,29 +84,46 @@ class TraceFilter(logging.Filter):
 
 
 #: At DEBUG these print SQL, message bodies and signed requests.
-FRAMEWORKS = ("amqp", "boto3", "botocore", "celery", "django", "kombu", "s3transfer")
+FRAMEWORKS = ("amqp", "asyncio", "boto3", "botocore", "celery", "django", "kombu", "s3transfer", "urllib3")
+#: At INFO already these print each address that is asked, and the Bot API's hold the token.
+OUTSPOKEN = ("httpcore", "httpx", "telegram")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
     return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
 
 
-class JsonFormatter(logging.Formatter):
+class Discreet(logging.Formatter):
+    """Writes a line without the secret, wherever in it that is: the second fence, whatever loggers are turned on."""
+
+    def __init__(self, *, secret: str = "") -> None:
+        super().__init__()
+        self._secret = secret
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = self.line(record)
+        return line.replace(self._secret, "[secret]") if self._secret else line
+
+    def line(self, record: logging.LogRecord) -> str:
+        raise NotImplementedError
+
+
+class JsonFormatter(Discreet):
     """One JSON object a line: at, level, logger, event, then the fields."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def line(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
-        line = {"at": at, "level": record.levelname, "logger": record.name, "event": record.getMessage()}
-        line.update(_fields(record))
+        fields = {"at": at, "level": record.levelname, "logger": record.name, "event": record.getMessage()}
+        fields.update(_fields(record))
         if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, default=str, ensure_ascii=False)
 
 
-class ConsoleFormatter(logging.Formatter):
+class ConsoleFormatter(Discreet):
     """The same facts for a person's eyes."""
 
-    def format(self, record: logging.LogRecord) -> str:
+    def line(self, record: logging.LogRecord) -> str:
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).strftime("%H:%M:%S.%f")[:-3]
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()} {fields}".rstrip()
@@ -116,7 +133,7 @@ class ConsoleFormatter(logging.Formatter):
 FORMATTERS = {"json": JsonFormatter, "console": ConsoleFormatter}
 
 
-def logging_config(*, level: str, style: str) -> dict[str, Any]:
+def logging_config(*, level: str, style: str, bot_token: str = "") -> dict[str, Any]:
     """A dictConfig to stderr; `style` is the value of LOG_FORMAT: `json` or `console`, else ImproperlyConfigured."""
     if style not in FORMATTERS:
         raise ImproperlyConfigured(f"LOG_FORMAT must be {' or '.join(FORMATTERS)}, not {style!r}.")
@@ -124,9 +141,13 @@ def logging_config(*, level: str, style: str) -> dict[str, Any]:
         "version": 1,
         "disable_existing_loggers": False,
         "filters": {"trace": {"()": TraceFilter}},
-        "formatters": {"line": {"()": FORMATTERS[style]}},
+        # The part after the bot's number is the secret, and the colon may be encoded in an address.
+        "formatters": {"line": {"()": FORMATTERS[style], "secret": bot_token.rpartition(":")[2]}},
         "handlers": {"stderr": {"class": "logging.StreamHandler", "formatter": "line", "filters": ["trace"]}},
         "root": {"handlers": ["stderr"], "level": level},
         # The frameworks at DEBUG print SQL, message bodies and signed requests; ours never need that.
-        "loggers": {name: {"level": "INFO"} for name in FRAMEWORKS},
+        "loggers": {
+            **{name: {"level": "INFO"} for name in FRAMEWORKS},
+            **{name: {"level": "WARNING"} for name in OUTSPOKEN},
+        },
     }

@@ -202,7 +202,7 @@ SPECTACULAR_SETTINGS = {
 # --- Observability ----------------------------------------------------------------------------------
 METRICS_PORT = read("METRICS_PORT")
 FLOWER_URL = read("FLOWER_URL")
-LOGGING = logging_config(level=read("LOG_LEVEL"), style=read("LOG_FORMAT"))
+LOGGING = logging_config(level=read("LOG_LEVEL"), style=read("LOG_FORMAT"), bot_token=TELEGRAM_BOT_TOKEN)
 UNFOLD = {
     "SITE_TITLE": "Holdfast",
     "SITE_HEADER": "Holdfast",

@@ -16,7 +16,7 @@ from django.conf import settings
 from django.db import connection
 
 from attachments.outages import is_conflict, is_database_away, sqlstate_of
-from pipeline import maintenance, outbox, retention
+from pipeline import maintenance, outbox, replying, retention
 from pipeline.broker import BrokerUnavailable, Publisher, WrongTopology
 from pipeline.relay import Relay
 
@@ -44,8 +44,11 @@ def run(stop: threading.Event) -> None:
         Chore("recover", settings.RECOVER_EVERY_SECONDS, maintenance.recover),
         Chore("redispatch", settings.REDISPATCH_EVERY_SECONDS, lambda: maintenance.redispatch(publisher)),
     ]
-    sweeping = threading.Thread(target=_keep_sweeping, args=(stop,), name="sweep", daemon=True)
-    sweeping.start()
+    for slow in (
+        Chore("sweep", settings.SWEEP_EVERY_SECONDS, retention.sweep),
+        Chore("reply", settings.DISPATCHER_POLL_SECONDS, replying.sweep),
+    ):
+        threading.Thread(target=_keep_doing, args=(slow, stop), name=slow.name, daemon=True).start()
     logger.info("dispatcher_started")
     try:
         with maintenance.watching_for_silence():
@@ -60,9 +63,8 @@ def run(stop: threading.Event) -> None:
         logger.info("dispatcher_stopped")
 
 
-def _keep_sweeping(stop: threading.Event) -> None:
-    """In a thread of its own: storage that does not answer must not hold up the relay."""
-    chore = Chore("sweep", settings.SWEEP_EVERY_SECONDS, retention.sweep)
+def _keep_doing(chore: Chore, stop: threading.Event) -> None:
+    """In a thread of its own: storage, or a Bot API, that does not answer must not hold up the relay."""
     while not stop.is_set():
         chore.run_if_due()
         stop.wait(settings.DISPATCHER_POLL_SECONDS)

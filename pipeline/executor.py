@@ -5,6 +5,7 @@
    or on what an earlier step made of it, loaded by the database's metadata with size and digest checked; put each
    object under a fresh key and record it, one by one.
 3. complete: a short guarded transaction publishes the result.
+4. reply: whoever sent the file by Telegram is told, once the lease is given back.
 Whatever goes wrong is settled in `outcomes`. Running it twice does nothing the second time. An attempt of a long job
 ends after a slice; the next one finds what was recorded and goes on.
 """
@@ -24,14 +25,18 @@ from django.conf import settings
 from attachments import objects, storage
 from attachments.errors import ObjectCorrupt, ObjectMissing
 from attachments.models import StoredObject
-from pipeline import claims, deadman, failpoints, lifecycle, metrics, outcomes, scratch
-from pipeline.claims import Heartbeat, ShuttingDown
+from pipeline import claims, deadman, failpoints, lifecycle, metrics, outcomes, replying, scratch
+from pipeline.claims import Heartbeat, ShuttingDown, Unclaimable
 from pipeline.confined import Interrupted
 from pipeline.envelopes import Envelope
 from pipeline.lifecycle import Cancelled, Lease, LeaseLost
 from pipeline.outcomes import SliceOver
 from pipeline.registry import Pipeline
+from pipeline.states import Source
 from pipeline.steps import ORIGINAL, Given, Produced, Step, StepResult
+
+#: What entitles to no work, because the job is over: its sender may not have been told yet.
+HAVE_ENDED = (Unclaimable.FINISHED, Unclaimable.ORIGINAL_GONE)
 
 Answer = TypeVar("Answer")
 logger = logging.getLogger(__name__)
@@ -60,11 +65,15 @@ def execute(envelope: Envelope, *, worker: str) -> str:
     logger.debug("attempt_begins", extra={"job_id": str(envelope.job_id), "attempt": envelope.attempt})
     taken = claims.take(envelope.job_id, attempt=envelope.attempt, worker=worker)
     if not isinstance(taken, Lease):
+        if taken in HAVE_ENDED:
+            replying.reply(envelope.job_id, actor=worker)
         return taken.value
     began = time.monotonic()
     with claims.renewing(taken) as heartbeat:
         outcome = _run(taken, heartbeat)
     metrics.ATTEMPT_SECONDS.labels(pipeline=taken.pipeline.name).observe(time.monotonic() - began)
+    if taken.source == Source.TELEGRAM:
+        replying.reply(taken.job_id, actor=worker)
     return outcome
 
 

@@ -33,6 +33,11 @@ ATTEMPT_SECONDS = Histogram(
     ["pipeline"],
     buckets=(0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300),
 )
+REPLIES_UNDELIVERED = Counter(
+    "holdfast_replies_undelivered_total",
+    "Answers that did not reach who sent a file by Telegram, by reason.",
+    ["reason"],
+)
 RECOVERED = Counter("holdfast_recovered_total", "Jobs taken back from an expired lease.")
 REDISPATCHED = Counter("holdfast_redispatched_total", "Stranded jobs whose message was sent again.")
 SWEPT = Counter("holdfast_swept_total", "Objects and rows removed by retention.", ["kind"])

@@ -11,7 +11,7 @@ from celery.exceptions import Reject
 from django.db import InterfaceError, OperationalError, connection
 
 from config.logging import bound_carrier
-from pipeline import dispatcher, envelopes, executor, maintenance, retention, shutdown
+from pipeline import dispatcher, envelopes, executor, maintenance, replying, retention, shutdown
 from pipeline.broker import BrokerUnavailable
 from pipeline.claims import ShuttingDown
 from pipeline.envelopes import InvalidEnvelope
@@ -69,3 +69,8 @@ def redispatch() -> int:
 @shared_task(name="pipeline.sweep", base=Chore)
 def sweep() -> int:
     return retention.sweep()
+
+
+@shared_task(name="pipeline.reply", base=Chore)
+def reply() -> int:
+    return replying.sweep()

@@ -25,7 +25,7 @@ from pipeline.lifecycle.rows import Lease, LeaseLost, begin, end, held, lock_hel
 from pipeline.models import Job, JobEvent
 from pipeline.origins import Origin
 from pipeline.registry import Pipeline
-from pipeline.states import Runner, State
+from pipeline.states import Runner, Source, State
 from pipeline.steps import Spoken
 from schemas import InvalidShape
 
@@ -82,6 +82,7 @@ def claim(job_id: uuid.UUID, *, attempt: int, worker: str, token: uuid.UUID | No
         original=None if original is None or original.bucket_role == BucketRole.TRASH else original,
         cancel_requested=is_cancelled,
         language=job.attachment.language,
+        source=Source(job.source),
     )
 
 

@@ -40,6 +40,7 @@ class Lease:
     original: StoredObject | None
     cancel_requested: bool
     language: str
+    source: Source
 
 
 def held(lease: Lease) -> QuerySet[Job]:
