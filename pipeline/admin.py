@@ -248,6 +248,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
     fields = (
         "message_id",
         "job",
+        "telegram_update",
         "attempt",
         "queue",
         "task",
@@ -273,7 +274,7 @@ class OutboxMessageAdmin(ReadOnlyAdmin):
 
     @display(description="job")
     def job_link(self, message: OutboxMessage) -> str:
-        return link_to(Job, message.job_id)
+        return link_to(Job, message.job_id) if message.job_id else "-"
 
     @display(description="Flower")
     def in_flower(self, message: OutboxMessage) -> str:

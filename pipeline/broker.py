@@ -26,7 +26,7 @@ DEAD_EXCHANGE = kombu.Exchange("holdfast.dead", type="direct", durable=True)
 DEAD_QUEUE = "holdfast.dead"
 #: Deliveries of one message before the broker itself gives it up; restarts of ours count too, so it is generous.
 DELIVERY_LIMIT = 20
-QUEUE_NAMES = ("images", "speech", "control")
+QUEUE_NAMES = ("images", "speech", "telegram", "control")
 
 CONNECT_SECONDS = 5
 WRITE_SECONDS = 5

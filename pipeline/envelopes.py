@@ -25,13 +25,7 @@ class Envelope:
 
 def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Envelope:
     """The envelope in a task's arguments; InvalidEnvelope when they are anything else."""
-    if len(args) != 1 or kwargs:
-        raise InvalidEnvelope("a pipeline task takes one argument")
-    try:
-        schemas.validate("jobs", args[0])
-    except schemas.InvalidShape as error:
-        raise InvalidEnvelope(str(error)) from error
-    document = args[0]
+    document = checked("jobs", args, kwargs)
     try:
         job_id = uuid.UUID(document["job_id"])
     except ValueError as error:
@@ -42,3 +36,15 @@ def read(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Envelope:
         attempt=int(document["attempt"]),
         carrier=document["carrier"],
     )
+
+
+def checked(schema: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A task's one argument, if it fits the schema; else InvalidEnvelope."""
+    if len(args) != 1 or kwargs:
+        raise InvalidEnvelope("a task takes one argument")
+    try:
+        schemas.validate(schema, args[0])
+    except schemas.InvalidShape as error:
+        raise InvalidEnvelope(str(error)) from error
+    document: Mapping[str, Any] = args[0]
+    return document

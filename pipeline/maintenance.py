@@ -19,6 +19,8 @@ from django.db import Error, connection, transaction
 from django.db.models import F, Min, Q, QuerySet
 from django.db.models.functions import Now
 
+from notifications import fetches
+from notifications.models import FetchState
 from pipeline import lifecycle, metrics, outbox
 from pipeline.broker import QUEUE_NAMES, Publisher
 from pipeline.models import Job, OutboxMessage
@@ -43,6 +45,7 @@ def recover() -> int:
     if looked_at is None:
         return 0
     moved = lifecycle.recover(looked_at=looked_at, outage_ended=_trust.outage_ended)
+    moved += fetches.recover(looked_at=looked_at, outage_ended=_trust.outage_ended)
     if moved:
         metrics.RECOVERED.inc(moved)
         logger.warning("recovered", extra={"jobs": moved})
@@ -58,7 +61,7 @@ def redispatch(publisher: Publisher | None = None) -> int:
     """
     own = publisher or Publisher()
     try:
-        resent = _looks.take(own)
+        resent = _looks.take(own) + _send_fetches_again()
         if resent:
             metrics.REDISPATCHED.inc(resent)
             logger.warning("redispatched", extra={"messages": resent})
@@ -203,26 +206,41 @@ def _send_again(queue: str, *, due_before: datetime.datetime, sent_before: datet
     for start in range(0, len(jobs), REDISPATCH_BATCH):
         if time.monotonic() > until:
             break
-        stranded = _long_waiting().filter(job__in=jobs[start : start + REDISPATCH_BATCH], sent_at__lt=sent_before)
+        stranded = _long_waiting().filter(
+            job__in=jobs[start : start + REDISPATCH_BATCH],
+            job__state=State.QUEUED,
+            job__runner=Runner.WORKER,
+            job__attempt=F("attempt"),
+            sent_at__lt=sent_before,
+        )
         with transaction.atomic():
             locked = stranded.select_for_update(skip_locked=True, of=("self",))
             ids = list(locked.values_list("id", flat=True))
-            OutboxMessage.objects.filter(id__in=ids).update(
-                sent_at=None, due_at=Now(), redispatches=F("redispatches") + 1
-            )
-        resent += len(ids)
+            resent += _make_unsent(ids)
     return resent
 
 
+def _send_fetches_again() -> int:
+    """A fetch takes seconds, so its message is suspected by its age alone; each time twice as late."""
+    stranded = _long_waiting().filter(telegram_update__state=FetchState.WAITING, telegram_update__attempt=F("attempt"))
+    with transaction.atomic():
+        ids = list(stranded.select_for_update(skip_locked=True, of=("self",)).values_list("id", flat=True))
+        return _make_unsent(ids)
+
+
+def _make_unsent(ids: list[int]) -> int:
+    return OutboxMessage.objects.filter(id__in=ids).update(
+        sent_at=None, due_at=Now(), redispatches=F("redispatches") + 1
+    )
+
+
 def _long_waiting() -> QuerySet[OutboxMessage]:
-    """Messages of jobs that still wait for their claim, sent longer ago than their patience lasts."""
+    """Messages sent longer ago than their patience lasts."""
     overdue = Q()
     for times in range(_doublings() + 1):
         matches = Q(redispatches=times) if times < _doublings() else Q(redispatches__gte=times)
         overdue |= matches & Q(sent_at__lt=Now() - patience_after(times))
-    return OutboxMessage.objects.filter(
-        overdue, job__state=State.QUEUED, job__runner=Runner.WORKER, job__attempt=F("attempt")
-    )
+    return OutboxMessage.objects.filter(overdue)
 
 
 def _doublings() -> int:

@@ -38,6 +38,7 @@ REPLIES_UNDELIVERED = Counter(
     "Answers that did not reach who sent a file by Telegram, by reason.",
     ["reason"],
 )
-RECOVERED = Counter("holdfast_recovered_total", "Jobs taken back from an expired lease.")
+FETCHES = Counter("holdfast_telegram_fetches_total", "Tries to fetch a Telegram message's file.", ["outcome"])
+RECOVERED = Counter("holdfast_recovered_total", "Jobs and fetches taken back from an expired lease.")
 REDISPATCHED = Counter("holdfast_redispatched_total", "Stranded jobs whose message was sent again.")
 SWEPT = Counter("holdfast_swept_total", "Objects and rows removed by retention.", ["kind"])

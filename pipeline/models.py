@@ -14,6 +14,7 @@ from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from attachments.models import Attachment
+from notifications.models import TelegramUpdate
 from pipeline.states import Reply, Runner, Source, State
 
 _UNLEASED = Q(lease_token__isnull=True, lease_until__isnull=True, leased_by="")
@@ -148,11 +149,15 @@ class JobEvent(models.Model):
 class OutboxMessage(models.Model):
     """A message that must reach the broker; `sent_at` is the time of its confirm.
 
-    One row per (job, attempt); redispatch makes the same row unsent again. Unsent rows never expire.
+    One row per attempt of a job, or of fetching a Telegram message's file; redispatch makes the same row unsent again.
+    Unsent rows never expire.
     """
 
-    # Its unique constraint with the attempt begins with the job, so no index of its own.
-    job = models.ForeignKey(Job, on_delete=models.PROTECT, related_name="messages", db_index=False)
+    # The unique constraints with the attempt begin with these, so they need no index of their own.
+    job = models.ForeignKey(Job, on_delete=models.PROTECT, null=True, related_name="messages", db_index=False)
+    telegram_update = models.ForeignKey(
+        TelegramUpdate, on_delete=models.PROTECT, null=True, related_name="messages", db_index=False
+    )
     attempt = models.PositiveIntegerField()
     queue = models.CharField(max_length=64)
     task = models.CharField(max_length=64)
@@ -168,7 +173,19 @@ class OutboxMessage(models.Model):
 
     class Meta:
         db_table = "pipeline_outbox"
-        constraints = [models.UniqueConstraint(name="pipeline_outbox_one_per_attempt", fields=["job", "attempt"])]
+        constraints = [
+            models.UniqueConstraint(name="pipeline_outbox_one_per_attempt", fields=["job", "attempt"]),
+            models.UniqueConstraint(
+                name="pipeline_outbox_one_per_fetch",
+                fields=["telegram_update", "attempt"],
+                condition=Q(telegram_update__isnull=False),
+            ),
+            models.CheckConstraint(
+                name="pipeline_outbox_about_one_thing",
+                condition=Q(job__isnull=False, telegram_update__isnull=True)
+                | Q(job__isnull=True, telegram_update__isnull=False),
+            ),
+        ]
         indexes = [
             # relay: what is unsent, in the order it fell due.
             models.Index(name="pipeline_outbox_unsent", fields=["due_at", "id"], condition=Q(sent_at__isnull=True)),

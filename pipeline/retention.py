@@ -22,6 +22,7 @@ from django.db.models.functions import Now
 from attachments import objects, storage
 from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
+from notifications.models import FetchState
 from pipeline import metrics, texts
 from pipeline.models import Job, OutboxMessage
 from pipeline.states import State
@@ -290,10 +291,11 @@ def _now() -> datetime:
 
 
 def _delete_sent_messages() -> int:
-    """Sent rows past their retention, unless their job still waits for that very message."""
-    old = OutboxMessage.objects.filter(
-        sent_at__lt=Now() - timedelta(seconds=settings.OUTBOX_RETENTION_SECONDS)
-    ).exclude(job__state=State.QUEUED, job__attempt=F("attempt"))
+    """Sent rows past their retention, unless their job, or file to be fetched, still waits for that very message."""
+    sent = OutboxMessage.objects.filter(sent_at__lt=Now() - timedelta(seconds=settings.OUTBOX_RETENTION_SECONDS))
+    old = sent.exclude(job__state=State.QUEUED, job__attempt=F("attempt")).exclude(
+        telegram_update__state=FetchState.WAITING, telegram_update__attempt=F("attempt")
+    )
     ids = list(old.values_list("id", flat=True)[: SWEEP_LIMIT * 10])
     deleted, _ = OutboxMessage.objects.filter(id__in=ids).delete()
     metrics.SWEPT.labels(kind="outbox").inc(deleted)

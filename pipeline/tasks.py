@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from celery import Task, shared_task
@@ -24,10 +26,17 @@ logger = logging.getLogger(__name__)
 @shared_task(name="pipeline.process", bind=True)
 def process(self: Task[Any, str], *args: Any, **kwargs: Any) -> str:
     """Work on one attempt. The database decides; then the message is acknowledged."""
-    try:
+    with deciding():
         envelope = envelopes.read(args, kwargs)
         with bound_carrier(envelope.carrier):
             return executor.execute(envelope, worker=f"{self.request.hostname}:{os.getpid()}")
+
+
+@contextmanager
+def deciding() -> Iterator[None]:
+    """A message is acknowledged once it is decided on; what never could be is a dead letter, all else goes back."""
+    try:
+        yield
     except InvalidEnvelope as error:
         raise Reject(str(error), requeue=False) from error
     except ShuttingDown as error:
