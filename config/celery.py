@@ -178,7 +178,7 @@ class Configuration:
     # `recover` trusts no young one. A broken connection is replaced where its error is met (`claims`, `tasks`).
     CELERY_DB_REUSE_MAX = sys.maxsize
 
-    imports = ("pipeline.tasks",)
+    imports = ("pipeline.tasks", "notifications.tasks")
     beat_schedule = {
         name: {"task": f"pipeline.{name}", "schedule": seconds, "options": {"expires": seconds}}
         for name, seconds in (

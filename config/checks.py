@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from django.conf import settings
@@ -79,6 +80,32 @@ def storage(**_: Any) -> list[CheckMessage]:
     if settings.STORAGE_BACKEND == "s3" and not settings.STORAGE_BUCKET:
         return [Error("S3 storage needs a bucket.", hint="Set STORAGE_BUCKET.", id="holdfast.E011")]
     return []
+
+
+#: What each must look like, where it is given.
+_TELEGRAM = (
+    ("TELEGRAM_BOT_TOKEN", r"[0-9]{1,18}:[A-Za-z0-9_-]+", "Copy it whole, as BotFather gave it.", "E040"),
+    ("TELEGRAM_WEBHOOK_SECRET", r"[A-Za-z0-9_-]{1,256}", "Use 1 to 256 letters, digits, _ and -.", "E041"),
+)
+
+
+@register("holdfast")
+def telegram(**_: Any) -> list[CheckMessage]:
+    """No message quotes a value: these are secrets."""
+    found: list[CheckMessage] = [
+        Error(f"{name} cannot be right.", hint=hint, id=f"holdfast.{number}")
+        for name, pattern, hint, number in _TELEGRAM
+        if getattr(settings, name) and not re.fullmatch(pattern, getattr(settings, name))
+    ]
+    if not all(re.fullmatch(r"-?[0-9]{1,18}", chat) for chat in settings.TELEGRAM_ALLOWED_CHATS):
+        found.append(
+            Error(
+                "TELEGRAM_ALLOWED_CHATS must be numbers.",
+                hint="Separate the chats' numbers by commas; those of groups begin with a minus.",
+                id="holdfast.E042",
+            )
+        )
+    return found
 
 
 @register("holdfast")

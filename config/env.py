@@ -77,6 +77,11 @@ VARIABLES: dict[str, tuple[Any, Any]] = {
     "TELEGRAM_BOT_TOKEN": (str, ""),
     "TELEGRAM_API_URL": (str, "https://api.telegram.org"),
     "TELEGRAM_MAX_WAIT": (float, 10.0),
+    "TELEGRAM_WEBHOOK_SECRET": (str, ""),
+    "TELEGRAM_ALLOWED_CHATS": (list, []),
+    "TELEGRAM_OWNER": (str, ""),
+    "TELEGRAM_MAX_FILE_BYTES": (int, 20_000_000),
+    "TELEGRAM_ACKNOWLEDGE": (bool, False),
     "PUBLIC_URL": (str, ""),
     # Retention
     "STAGING_RETENTION_SECONDS": (float, 24 * 3600.0),

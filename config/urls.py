@@ -6,6 +6,7 @@ from django.views.generic import RedirectView
 from drf_spectacular.views import SpectacularAPIView, SpectacularSwaggerView
 
 from config import health
+from notifications.telegram.webhook import webhook
 
 admin.autodiscover()
 
@@ -15,6 +16,7 @@ urlpatterns = [
     path("api/v1/docs/", SpectacularSwaggerView.as_view(url_name="schema"), name="docs"),
     path("api/v1/", include("attachments.urls")),
     path("admin/", admin.site.urls),
+    path("telegram/webhook", webhook),
     path("healthz", health.healthz),
     path("healthcheck", health.healthz),
     path("readyz", health.readyz),

@@ -21,6 +21,7 @@ from telegram import InputFile
 from telegram.error import (
     BadRequest,
     ChatMigrated,
+    Conflict,
     Forbidden,
     InvalidToken,
     NetworkError,
@@ -32,7 +33,7 @@ from telegram.request import HTTPXRequest, RequestData
 from telegram.request._requestparameter import RequestParameter
 
 from notifications.reasons import Reason
-from notifications.telegram.outgoing import Address, CallFailed, File, Message
+from notifications.telegram.outgoing import Address, CallFailed, File, Message, NotAlone
 
 # The library's own choice of a type for how long to wait warns at every use; this is the one to come.
 os.environ.setdefault("PTB_TIMEDELTA", "true")
@@ -187,6 +188,8 @@ def _failed(error: TelegramError) -> CallFailed:
         wait = error.retry_after
         seconds = wait.total_seconds() if isinstance(wait, datetime.timedelta) else float(wait)
         return CallFailed(Reason.RATE_LIMITED, retry_after=seconds)
+    if isinstance(error, Conflict):
+        return NotAlone(Reason.REJECTED)
     if isinstance(error, ChatMigrated):
         return CallFailed(Reason.CHAT_GONE, migrated_to=error.new_chat_id)
     if isinstance(error.__cause__, httpx.HTTPError):

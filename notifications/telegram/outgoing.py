@@ -19,6 +19,10 @@ class CallFailed(Exception):
         self.migrated_to = migrated_to
 
 
+class NotAlone(CallFailed):
+    """Somebody else polls with the same token, or a webhook is set."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Address:
     """Where an answer goes: below the message, in its topic, by its business connection."""
