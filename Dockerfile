@@ -45,6 +45,7 @@ COPY schemas/ schemas/
 COPY config/ config/
 COPY attachments/ attachments/
 COPY pipeline/ pipeline/
+COPY notifications/ notifications/
 # Settings want these three to be there; nothing of them stays in the image or is reached.
 RUN SECRET_KEY=build DATABASE_URL=postgres://build CELERY_BROKER_URL=amqp://build \
         python manage.py collectstatic --noinput \

@@ -92,8 +92,8 @@ def _secrets(service: Service) -> Iterator[str]:
         in_url = re.search(r"://[^/:@]+:(?P<password>.+)@", value)
         is_secret = re.search(r"SECRET|PASS|ACCESS_KEY|AUTH", name) is not None
         secret = in_url["password"] if in_url else value
-        if (in_url or is_secret) and not re.fullmatch(r"\$\{[A-Z_]+:\?[^}]+\}", secret):
-            yield f"the secret {name} must be asked for, as ${{NAME:?why}}"
+        if (in_url or is_secret) and not re.fullmatch(r"\$\{[A-Z_]+:(\?[^}]+|-)\}", secret):
+            yield f"the secret {name} must be asked for, as ${{NAME:?why}}, or be empty, as ${{NAME:-}}"
 
 
 def _health(service: Service) -> Iterator[str]:

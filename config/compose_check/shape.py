@@ -23,6 +23,7 @@ _SERVICE = {
         "read_only": {"type": "boolean"},
         "user": {"type": "string"},
         "hostname": {"type": "string"},
+        "profiles": _TEXTS,
         "cap_drop": _TEXTS,
         "security_opt": _TEXTS,
         "tmpfs": _TEXTS,

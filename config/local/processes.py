@@ -10,7 +10,7 @@ from config.local.places import CHECKOUT, PYTHON, free_port
 from config.local.supervision import Program
 
 ORDER = 200
-QUEUES = ("images", "speech", "control")
+QUEUES = ("images", "speech", "control", "telegram")
 MOST_IMAGE_WORKERS = 4
 
 
@@ -35,8 +35,13 @@ def free_addresses() -> Addresses:
     return Addresses(web_port=free_port(), flower_port=free_port())
 
 
-def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> list[Program]:
-    """Web, dispatcher, beat, a worker for each queue, and Flower; beat keeps its schedule in `folder`."""
+def our_programs(
+    folder: Path, addresses: Addresses, *, management_url: str, has_bot: bool = False, has_webhook: bool = False
+) -> list[Program]:
+    """Web, dispatcher, beat, a worker for each queue, and Flower; beat keeps its schedule in `folder`.
+
+    What serves Telegram is among them only where there is a bot, and a poller only without a webhook.
+    """
     image_workers = min(os.cpu_count() or 1, MOST_IMAGE_WORKERS)
     schedule = f"--schedule={folder}/beat-schedule"
     bind = {"WEB_BIND": f"127.0.0.1:{addresses.web_port}"}
@@ -53,6 +58,8 @@ def our_programs(folder: Path, addresses: Addresses, *, management_url: str) -> 
         _celery("worker-control", *_worker("control", concurrency=2)),
         # It keeps nothing, and ignores signals while it starts.
         replace(_celery("flower", *flower, environment=broker_api), stop_seconds=2),
+        *([_celery("worker-telegram", *_worker("telegram", concurrency=4))] if has_bot else []),
+        *([_program("telegram", "manage.py", "telegram")] if has_bot and not has_webhook else []),
     ]
 
 

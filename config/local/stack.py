@@ -21,6 +21,7 @@ from amqp.exceptions import AMQPError
 from kombu import Connection
 from kombu.exceptions import OperationalError
 
+from config.env import read
 from config.local.backends import Backends, prepare_backends, settings_environment, start_backends
 from config.local.client import answers
 from config.local.places import CHECKOUT, LOCAL, PYTHON, remove_outside_folder, write_whole
@@ -79,7 +80,13 @@ def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
         backends = prepare_backends(folder, durable=True, keep_data=keep_data, with_management=True, say=say)
         addresses = free_addresses()
         environment = _environment(backends, addresses, folder) | run.environment()
-        ours = our_programs(folder, addresses, management_url=backends.management_url)
+        ours = our_programs(
+            folder,
+            addresses,
+            management_url=backends.management_url,
+            has_bot=bool(read("TELEGRAM_BOT_TOKEN")),
+            has_webhook=bool(read("TELEGRAM_WEBHOOK_SECRET")),
+        )
         programs = [*backends.programs, *ours]
         on_exit.callback(say, "Stopped")
         supervisor = on_exit.enter_context(supervised(run, programs, environment=environment, logs=LOGS))
@@ -131,7 +138,9 @@ def _prepare_data(environment: dict[str, str], *, say: Say) -> dict[str, str]:
 
 def _wait_until_ready(supervisor: Supervisor, addresses: Addresses, broker_url: str) -> None:
     conditions = {"web": partial(answers, f"{addresses.web_url}/readyz")}
-    conditions |= {f"worker-{queue}": partial(_has_consumer, broker_url, queue) for queue in QUEUES}
+    started = supervisor.states()
+    workers = {f"worker-{queue}": partial(_has_consumer, broker_url, queue) for queue in QUEUES}
+    conditions |= {name: is_ready for name, is_ready in workers.items() if name in started}
     deadline = time.monotonic() + READY_SECONDS
     for name, is_ready in conditions.items():
         while not is_ready():
