@@ -12,6 +12,8 @@ from django.core.exceptions import ImproperlyConfigured
 
 #: 16,000 samples of two bytes a second make 1.92 GB of it; `pipeline.sandbox` allows 2 GiB.
 MAX_WAVE_SECONDS = 60_000
+#: With the 20 s that sending takes at most, less than the minute of `pipeline.replying`.
+MAX_REPLY_WAIT_SECONDS = 30
 
 
 def refuse_wrong_settings() -> None:
@@ -56,6 +58,14 @@ def timings(**_: Any) -> list[CheckMessage]:
                 "A recording of that length, converted, is larger than a decoding child may write.",
                 hint=f"Set MAX_AUDIO_SECONDS to more than 0 and at most {MAX_WAVE_SECONDS}.",
                 id="holdfast.E005",
+            )
+        )
+    if not 0 <= settings.TELEGRAM_MAX_WAIT <= MAX_REPLY_WAIT_SECONDS:
+        found.append(
+            Error(
+                "An answer that waits for longer is taken for lost while it is on its way.",
+                hint=f"Set TELEGRAM_MAX_WAIT to at least 0 and at most {MAX_REPLY_WAIT_SECONDS}.",
+                id="holdfast.E006",
             )
         )
     return found

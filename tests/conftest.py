@@ -27,6 +27,7 @@ from pipeline.models import Job
 from pipeline.origins import Origin
 from pipeline.registry import Pipeline
 from pipeline.states import Source
+from tests.botapi import TOKEN, BotApi
 from tests.pictures import png
 from tests.processes import Stack, stack
 
@@ -73,11 +74,11 @@ def user(db: None) -> User:
 
 @pytest.fixture
 def queued(user: User) -> Callable[..., Job]:
-    """Accepts a real picture as the REST door would; returns its queued job."""
+    """Accepts a real picture as a door would, the REST door unless told; returns its queued job."""
 
-    def accept(data: bytes | None = None) -> Job:
+    def accept(data: bytes | None = None, *, origin: Origin = Origin(Source.REST)) -> Job:  # noqa: B008  (frozen)
         received = intake.receive([png() if data is None else data], created_by="test")
-        return intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST), name="photo.png")).job
+        return intake.accept(received, intake.Request(owner=user, origin=origin, name="photo.png")).job
 
     return accept
 
@@ -130,6 +131,15 @@ def rabbit() -> Iterator[kombu.Connection]:
     # The test may have ended the broker meanwhile, and the connection with it.
     with broker.connect() as another:
         _purge(another)
+
+
+@pytest.fixture
+def bot_api(settings: Any) -> Iterator[BotApi]:
+    """A Bot API that this process takes for Telegram's."""
+    with BotApi() as server:
+        settings.TELEGRAM_BOT_TOKEN = TOKEN
+        settings.TELEGRAM_API_URL = server.url
+        yield server
 
 
 @pytest.fixture

@@ -30,6 +30,7 @@ def test_the_settings_of_the_local_stack_contradict_nothing() -> None:
         ({"MAX_WAITERS": -1}, "holdfast.E004", "MAX_WAITERS"),
         ({"MAX_WAITERS": 16, "WEB_THREADS": 16}, "holdfast.E004", "WEB_THREADS"),
         ({"MAX_AUDIO_SECONDS": 60_001.0}, "holdfast.E005", "MAX_AUDIO_SECONDS"),
+        ({"TELEGRAM_MAX_WAIT": 31.0}, "holdfast.E006", "TELEGRAM_MAX_WAIT"),
         ({"STORAGE_BACKEND": "ftp"}, "holdfast.E010", "local or s3"),
         ({"STORAGE_BACKEND": "s3", "STORAGE_BUCKET": ""}, "holdfast.E011", "STORAGE_BUCKET"),
         ({"STORAGE_BACKEND": "local", "STORAGE_ROOT": ""}, "holdfast.E012", "STORAGE_ROOT"),

@@ -15,11 +15,12 @@ from attachments import objects, storage
 from attachments.errors import StorageUnavailable
 from attachments.models import Attachment, BucketRole, StoredObject, Variant
 from attachments.storage import Written
-from pipeline import failures, lifecycle
+from pipeline import failures, lifecycle, origins, registry
 from pipeline.failures import Failure
 from pipeline.lifecycle import Cancelled, Incomplete, Lease, LeaseLost
 from pipeline.models import Job, JobEvent, OutboxMessage
-from pipeline.states import State
+from pipeline.origins import Origin
+from pipeline.states import Source, State
 from tests.conftest import expire_lease
 from tests.leases import VARIANTS, finish, record
 
@@ -330,15 +331,31 @@ def test_history_cannot_be_changed(queued: Callable[..., Job]) -> None:
 
 def test_no_move_touches_where_the_file_came_from(queued: Callable[..., Job]) -> None:
     """[transcription] инвариант про колонки очереди: every move leaves the origin as it was."""
-    job = queued()
-    for move in ("retry_later", "release", "recover", "complete"):
-        job.refresh_from_db()
-        lease = lifecycle.claim(job.job_id, attempt=job.attempt, worker="w")
-        assert lease is not None
-        if move == "recover":
-            expire_lease(job.job_id)
-            lifecycle.recover()
-        else:
-            MOVES_OF_A_HOLDER[move](with_all_recorded(lease))
-        after = Job.objects.get(job_id=job.job_id)
-        assert (after.source, after.carrier, after.attachment_id) == (job.source, job.carrier, job.attachment_id)
+    given = (Source.TELEGRAM, -1001, 5, 7, "b1", "ru")
+    job = queued(origin=Origin(given[0], chat_id=-1001, message_id=5, thread_id=7, business_id="b1", language="ru"))
+    moves = ("retry_later", "release", "recover", "fail", "replay", "complete", "repair", "complete", "reprocess")
+    for move in moves:
+        of_version = make(move, Job.objects.get(job_id=job.job_id))
+        after = Job.objects.filter(job_id=of_version)
+        assert after.values_list(*origins.COLUMNS).get() == given
+        assert after.values_list("carrier", "attachment_id").get() == (job.carrier, job.attachment_id)
+
+
+def make(move: str, job: Job) -> uuid.UUID:
+    """Let the job go through one move, from the state that the one before left it in; the id of what it leads to."""
+    if move == "replay":
+        return lifecycle.replay(job.job_id, attempt=job.attempt, actor="ann", reason="mended").job_id
+    if move == "repair":
+        return lifecycle.repair(job.job_id, variants=["crop"], actor="verify", detail="lost").job_id
+    if move == "reprocess":
+        return lifecycle.reprocess(
+            job.attachment_id, pipeline=replace(registry.newest("image"), version=2), actor="a"
+        ).job_id
+    lease = lifecycle.claim(job.job_id, attempt=job.attempt, worker="w")
+    assert lease is not None
+    if move == "recover":
+        expire_lease(job.job_id)
+        lifecycle.recover()
+    else:
+        MOVES_OF_A_HOLDER[move](with_all_recorded(lease))
+    return job.job_id
