@@ -253,6 +253,10 @@ class Stack:
         command = ["-m", "celery", "-A", "config", "beat", "-s", schedule]
         return self._process("beat", command, "Starting", changes)
 
+    def poller(self, **changes: str) -> Process:
+        """What takes Telegram's updates."""
+        return self._process("poller", ["manage.py", "telegram"], "poller_started", changes)
+
     def web(self, port: int, **changes: str) -> Process:
         command = ["-m", "gunicorn", "config.wsgi", "-c", "config/gunicorn.py"]
         return self._process(

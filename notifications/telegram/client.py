@@ -68,7 +68,6 @@ REASONS: tuple[tuple[type[TelegramError], str, Reason], ...] = (
     (BadRequest, "too long", Reason.TOO_LARGE),
     (BadRequest, "too big", Reason.TOO_LARGE),
     (BadRequest, "", Reason.REJECTED),
-    (Conflict, "", Reason.REJECTED),
     (TimedOut, "", Reason.TIMEOUT_UNKNOWN),
     (NetworkError, "entity too large", Reason.TOO_LARGE),
     (NetworkError, "too many requests", Reason.RATE_LIMITED),
