@@ -28,6 +28,7 @@ from attachments.admin import (
 from attachments.models import Attachment
 from pipeline.admin_replay import NO_STEP, ReplayingAdmin, ReplayInline
 from pipeline.models import Job, JobEvent, OutboxMessage
+from pipeline.origins import COLUMNS
 from pipeline.registry import PIPELINES
 from pipeline.states import State
 
@@ -153,6 +154,10 @@ class JobAdmin(ReplayingAdmin):
         ),
         ("Lease", {"fields": ("leased_by", "lease_until")}),
         ("Outcome", {"fields": ("error_code", "error_step", "error", "finished_at", "created_at", "trace")}),
+        (
+            "Answer",
+            {"fields": ("reply", "reply_reason", "reply_at", *(name for name in COLUMNS if name != "source"))},
+        ),
     )
     readonly_fields = ("coloured_state", "trace")
     inlines = (EventInline, ReplayInline, MessageInline)

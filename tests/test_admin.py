@@ -16,10 +16,12 @@ from django.test.utils import CaptureQueriesContext
 from django.urls import reverse
 
 from attachments.models import Attachment, StoredObject, Variant
-from pipeline import lifecycle, replays
+from pipeline import lifecycle, replays, replying
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job, JobEvent, OutboxMessage, Replay
+from pipeline.origins import Origin
+from pipeline.states import Source
 from tests.leases import finish
 
 pytestmark = [
@@ -234,6 +236,17 @@ def test_one_can_walk_from_an_attachment_to_its_job_its_events_and_its_message(
     assert page(Attachment, "change", failed.attachment_id) in job_page
     assert [reason for reason in ("accepted", "claimed", "bad_file") if reason not in job_page] == []
     assert "Traceback &lt;b&gt;" in job_page
+
+
+def test_a_jobs_page_says_why_its_sender_got_no_answer(
+    admin_client: Client, queued: Callable[..., Job], leased: Callable[..., Lease]
+) -> None:
+    job = queued(origin=Origin(Source.TELEGRAM, chat_id=77))
+    finish(leased(job))
+    replying.reply(job.job_id, actor="worker-a")
+    shown = admin_client.get(page(Job, "change", job.pk)).content.decode()
+    for words in ("Undelivered", "not_configured", "reply_undelivered"):
+        assert words in shown
 
 
 def test_a_message_leads_to_its_delivery_in_flower(
