@@ -27,6 +27,10 @@ ERRORS: dict[str, dict[str, str]] = {
     "error": {RUSSIAN: "С этим файлом что-то пошло не так."},
     "empty_file": {RUSSIAN: "Файл пуст. Отправьте его ещё раз: возможно, он не успел скопироваться."},
     "file_too_large": {RUSSIAN: "Файл больше, чем принимает сервис. Отправьте файл поменьше."},
+    "too_large_for_bot": {
+        RUSSIAN: "Telegram не отдаёт ботам файлы такого размера. Отправьте файл поменьше или его часть."
+    },
+    "not_fetched": {RUSSIAN: "Не удалось получить файл из Telegram. Отправьте его ещё раз."},
     "unsupported_type": {
         ENGLISH: "This kind of file is not supported. Send a picture, a recording or a video.",
         RUSSIAN: "Такие файлы не поддерживаются. Отправьте картинку, запись или видео.",
