@@ -122,7 +122,8 @@ def test_every_pipeline_names_a_queue_that_is_declared() -> None:
 
 def test_the_local_stack_works_on_every_queue() -> None:
     assert set(processes.QUEUES) == set(QUEUE_NAMES)
-    programs = processes.our_programs(Path(), processes.Addresses(web_port=1, flower_port=2), management_url="")
+    addresses = processes.Addresses(web_port=1, flower_port=2)
+    programs = processes.our_programs(Path(), addresses, management_url="", has_bot=True)
     served = {
         argument.removeprefix("--queues=")
         for program in programs
@@ -133,7 +134,7 @@ def test_the_local_stack_works_on_every_queue() -> None:
 
 
 def test_every_partial_index_says_which_query_it_serves() -> None:
-    for path in ("attachments/models.py", "pipeline/models.py"):
+    for path in ("attachments/models.py", "notifications/models.py", "pipeline/models.py"):
         lines = (BASE_DIR / path).read_text().splitlines()
         for number, line in enumerate(lines):
             if "models.Index(" in line:

@@ -22,8 +22,11 @@ DOCS = BASE_DIR / "docs"
 PAGES = sorted([BASE_DIR / "README.md", *DOCS.rglob("*.md")])
 LINK = re.compile(r"\]\(([^)#\s]*)(?:#[\w-]+)?\)")
 #: Errors that no client sees as a problem: a base class, one that the intake's fresh keys rule out, and those that
-#: only the work on a file finds.
-NOT_ANSWERED = {"error", "key_taken", "bad_file", "no_audio_stream", "empty_audio", "audio_too_long"}
+#: only the work on a file finds, or the fetching of one from Telegram.
+NOT_ANSWERED = {
+    *("error", "key_taken", "bad_file", "no_audio_stream", "empty_audio", "audio_too_long"),
+    *("too_large_for_bot", "not_fetched"),
+}
 #: REST framework's errors: all but broken JSON, which nothing here parses, throttling, which is not used, and
 #: ValidationError, which is answered as `invalid`.
 NOT_RAISED = {exceptions.ParseError, exceptions.Throttled, exceptions.ValidationError}
