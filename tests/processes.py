@@ -248,9 +248,6 @@ class Stack:
     def dispatcher(self, *, name: str = "a", **changes: str) -> Process:
         return self._process(f"dispatcher-{name}", ["manage.py", "dispatcher"], "dispatcher_started", changes)
 
-    def poller(self, **changes: str) -> Process:
-        return self._process("poller", ["manage.py", "telegram"], "poller_started", changes)
-
     def beat(self, **changes: str) -> Process:
         schedule = str(self._folder / "beat-schedule")
         command = ["-m", "celery", "-A", "config", "beat", "-s", schedule]

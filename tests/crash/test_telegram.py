@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import pytest
 from django.contrib.auth.models import User
@@ -40,7 +41,7 @@ def answered(api: BotApi) -> list[int]:
 
 @pytest.mark.timeout(240)
 def test_files_come_in_and_answers_go_out_once_each_whatever_is_ended_meanwhile(running: Stack, api: BotApi) -> None:
-    bot = {"TELEGRAM_BOT_TOKEN": TOKEN, "TELEGRAM_API_URL": api.url, "TELEGRAM_OWNER": "ann"}
+    bot: dict[str, Any] = {"TELEGRAM_BOT_TOKEN": TOKEN, "TELEGRAM_API_URL": api.url, "TELEGRAM_OWNER": "ann"}
     # Of a server of which two downloads hang, and the others take a while.
     api.fail(FILE, times=2, is_held=True)
     api.fail(FILE, slow_seconds=0.05)

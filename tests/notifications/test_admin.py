@@ -20,7 +20,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:No directory at:UserWarning"),
 ]
 UPDATES, CHATS, MESSAGES = (
-    f"/admin/{path}/" for path in ("notifications/telegramupdate", "notifications/telegramchat", "pipeline/outboxmessage")
+    f"/admin/{path}/"
+    for path in ("notifications/telegramupdate", "notifications/telegramchat", "pipeline/outboxmessage")
 )
 
 

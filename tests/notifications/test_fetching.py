@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import timedelta
 from typing import Any
 
@@ -284,11 +285,16 @@ def test_a_slow_download_keeps_its_lease(sent: Sent, bot_api: BotApi, settings: 
     update = sent(png(400, 300))
     bot_api.fail(FILE, slow_seconds=0.2)
     with ThreadPoolExecutor(1) as pool:
-        fetched = pool.submit(lambda: (fetching.fetch(update.pk, attempt=1), connection.close())[0])
+        fetched = pool.submit(_fetch_alone, update.pk)
         until(lambda: fetches.recover() or fetched.done())
     assert fetched.result() == "accepted"
     update.refresh_from_db()
     assert update.attempt == 1
+
+
+def _fetch_alone(update_id: int) -> str:
+    with closing(connection):
+        return fetching.fetch(update_id, attempt=1)
 
 
 def test_a_nudge_that_was_lost_is_sent_again_each_time_later(sent: Sent, settings: Any) -> None:
@@ -314,12 +320,13 @@ def test_nothing_is_taken_or_ended_without_its_lease(sent: Sent) -> None:
     assert fetches.claim(update.pk, attempt=1, token=uuid.uuid4()) is None
     assert fetches.claim(update.pk, attempt=1, token=token) == held, "asked again after a COMMIT without answer"
     held.lease_token = uuid.uuid4()
-    for act in (
+    acts: tuple[Callable[[], None], ...] = (
         lambda: fetches.renew(held),
         lambda: fetches.refuse(held, code="x"),
         lambda: fetches.fail(held, code="x"),
         lambda: fetches.release(held, code="x", pause=timedelta(0)),
-    ):
+    )
+    for act in acts:
         with pytest.raises(LeaseLost):
             act()
     update.refresh_from_db()

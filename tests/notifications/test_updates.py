@@ -25,7 +25,7 @@ pytestmark = pytest.mark.django_db
 SECRET = "only-telegram-knows"
 CANARY = "canary sentence that nobody may keep"
 VOICE = {"file_id": "AwACAgI", "file_unique_id": "u", "duration": 3, "mime_type": "audio/ogg", "file_size": 9000}
-GROUP = {"id": -100500, "type": "supergroup", "title": CANARY}
+GROUP: dict[str, Any] = {"id": -100500, "type": "supergroup", "title": CANARY}
 
 
 @pytest.fixture
