@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from datetime import timedelta
@@ -20,10 +21,11 @@ from config.local.places import free_port
 from notifications import fetches
 from notifications.models import FetchState, TelegramUpdate
 from notifications.telegram import fetching, files, updates
+from notifications.telegram.outgoing import CallFailed
 from pipeline import maintenance, shutdown
 from pipeline.lifecycle import LeaseLost
 from pipeline.models import Job, OutboxMessage
-from tests.botapi import FILE, BotApi
+from tests.botapi import FILE, TOKEN, BotApi
 from tests.pictures import png
 from tests.waiting import until
 
@@ -190,6 +192,33 @@ def test_a_link_that_grew_too_old_is_asked_for_again(sent: Sent, bot_api: BotApi
     with pytest.raises(files.NotFetched):
         list(files._pieces(path))
     assert fetch(update) == "accepted"
+
+
+@pytest.mark.parametrize(
+    "how", [{"is_cut": True}, {"is_held": True}, {"is_answer_lost": True}, {"status": 404}, {"status": 401}]
+)
+def test_no_error_of_a_download_and_no_line_about_it_holds_the_link(
+    sent: Sent, bot_api: BotApi, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, how: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(files, "SILENCE_SECONDS", 0.3)
+    update = sent()
+    bot_api.fail(FILE, **how)
+    with pytest.raises((files.NotFetched, CallFailed)) as caught:
+        list(files.download(update.file_id))
+    known = [repr(error) + str(error) for error in chain(caught.value)]
+    with caplog.at_level(logging.DEBUG, logger="notifications"), caplog.at_level(logging.DEBUG, logger="pipeline"):
+        fetch(update)
+    told = [repr(record.__dict__) for record in caplog.records if record.name.startswith(("notifications", "pipeline"))]
+    assert told
+    secrets = (TOKEN.partition(":")[2], "file_10", bot_api.url)
+    assert not [text for text in known + told if any(secret in text for secret in secrets)]
+
+
+def chain(error: BaseException | None) -> Iterator[BaseException]:
+    """An error with all that led to it, shown in a traceback or not."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
 
 
 def test_a_file_that_is_never_had_is_given_up_with_a_kind_word(sent: Sent, bot_api: BotApi, settings: Any) -> None:
