@@ -29,7 +29,8 @@ class Fault:
     """What happens to the next `times` calls of a method (FILE: of a download); below zero, to all of them.
 
     `status` refuses; `is_held` never answers, until `release`; `is_answer_lost` does what was asked and hangs up;
-    `is_cut` sends half of the answer. `slow_seconds` is the pause between eight pieces of the answer.
+    `is_cut` sends half of the answer; `page` is what a gateway answers in its place. `slow_seconds` is the pause
+    between eight pieces of the answer.
     """
 
     method: str
@@ -41,6 +42,7 @@ class Fault:
     is_answer_lost: bool = False
     is_cut: bool = False
     slow_seconds: float = 0.0
+    page: str = ""
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,8 @@ class Handler(BaseHTTPRequestHandler):
         try:
             if token not in self.server.tokens:
                 raise Refusal(401, "Unauthorized")
+            if fault.page:
+                return self._answer(fault.status or 200, "text/html", fault.page.encode(), Fault(method))
             if fault.status:
                 raise Refusal(fault.status, fault.description, **fault.parameters)
             call = Call(method, *_parsed(self.headers.get("Content-Type", ""), body, urlsplit(self.path).query))
