@@ -65,7 +65,7 @@ def undelivered(reason: str) -> float:
 
 
 def texts(server: BotApi) -> list[str]:
-    return [call.params.get("text", call.params.get("caption")) for call in server.sent()]
+    return [str(call.params.get("text", call.params.get("caption"))) for call in server.sent()]
 
 
 def test_a_recording_is_answered_with_what_was_said(
