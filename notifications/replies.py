@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from django.conf import settings
-from django.db import Error
 
 from attachments import storage
 from attachments.errors import AttachmentError
@@ -42,8 +41,8 @@ class News:
     age: datetime.timedelta = datetime.timedelta(0)
 
 
-def tell(news: News, address: Address | None) -> Reason | None:
-    """Send what became of a file; why it was not delivered, or None when it was."""
+def compose(news: News, address: Address | None) -> list[Message] | Reason:
+    """What is to be sent of it, or why nothing can be. Raises nothing but the database's errors."""
     if address is None:
         return Reason.MISSING_CHAT
     if not settings.TELEGRAM_BOT_TOKEN:
@@ -51,22 +50,14 @@ def tell(news: News, address: Address | None) -> Reason | None:
     if news.age > NEWS_FOR:
         return Reason.TOO_LATE
     try:
-        answer = _answer(news)
-    except (AttachmentError, Error, OSError, UnicodeError, LookupError) as error:
+        return _answer(news)
+    except (AttachmentError, OSError, UnicodeError, LookupError) as error:
         logger.info("answer_unreadable", extra={"cause": type(error).__name__})
         return Reason.UNREADABLE
-    return _send(answer, address)
 
 
-def say(sentence: str, address: Address) -> Reason | None:
-    """Send one sentence; why it was not delivered, which is also logged, or None when it was."""
-    reason = _send(messages.of_sentence(sentence), address) if settings.TELEGRAM_BOT_TOKEN else Reason.NOT_CONFIGURED
-    if reason is not None:
-        logger.log(level_of(reason), "sentence_undelivered", extra={"reason": reason.value})
-    return reason
-
-
-def _send(answer: list[Message], address: Address) -> Reason | None:
+def send(answer: list[Message], address: Address) -> Reason | None:
+    """Why it was not delivered, or None when it was."""
     # Deployments without a bot never load it; workers with one do so before they fork.
     from notifications.telegram import client
 
@@ -78,6 +69,14 @@ def _send(answer: list[Message], address: Address) -> Reason | None:
         logger.error("answer_failed", extra={"cause": type(error).__name__})  # noqa: TRY400
         return Reason.TIMEOUT_UNKNOWN
     return None
+
+
+def say(sentence: str, address: Address) -> Reason | None:
+    """Send one sentence; why it was not delivered, which is also logged, or None when it was."""
+    reason = send(messages.of_sentence(sentence), address) if settings.TELEGRAM_BOT_TOKEN else Reason.NOT_CONFIGURED
+    if reason is not None:
+        logger.log(level_of(reason), "sentence_undelivered", extra={"reason": reason.value})
+    return reason
 
 
 def _answer(news: News) -> list[Message]:

@@ -14,7 +14,7 @@ import uuid
 from datetime import timedelta
 
 from django.db import Error, connection, transaction
-from django.db.models import Q
+from django.db.models import F, Q
 from django.db.models.functions import Now
 
 from notifications import replies
@@ -23,7 +23,7 @@ from notifications.replies import News
 from notifications.telegram.outgoing import Address
 from pipeline import metrics
 from pipeline.models import Job, JobEvent
-from pipeline.states import Reply
+from pipeline.states import TERMINAL, Reply
 
 #: The worker that ended the job is quicker, unless it died.
 LEFT_TO_THE_WORKER = timedelta(seconds=1)
@@ -31,6 +31,7 @@ LEFT_TO_THE_WORKER = timedelta(seconds=1)
 SENDING_LIMIT = timedelta(minutes=1)
 #: One look may send for so long, since Telegram may be slow to refuse.
 LOOK_SECONDS = 20.0
+SWEEP_LIMIT = 500
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +39,9 @@ logger = logging.getLogger(__name__)
 def reply(job_id: uuid.UUID, *, actor: str) -> None:
     """Send what is due to the sender of a job's file, if anything; raises nothing."""
     try:
-        job = _begin(job_id)
+        job = _find_due(job_id)
         if job is not None:
-            _end(job, _send(job), actor=actor)
+            _answer(job, actor=actor)
     except Error as error:
         # What is still due is found by `sweep`, and so is what was begun: it will not be sent twice.
         connection.close()
@@ -50,9 +51,9 @@ def reply(job_id: uuid.UUID, *, actor: str) -> None:
 def sweep(*, actor: str = "dispatcher") -> int:
     """Send the answers that no worker sent, and give up those that somebody died over; how many it dealt with."""
     until = time.monotonic() + LOOK_SECONDS
-    forsaken = Q(reply=Reply.DUE, reply_at__lt=Now() - LEFT_TO_THE_WORKER)
+    forsaken = Q(reply=Reply.DUE, state__in=TERMINAL, reply_at__lt=Now() - LEFT_TO_THE_WORKER)
     abandoned = Q(reply=Reply.SENDING, reply_at__lt=Now() - SENDING_LIMIT)
-    found = list(Job.objects.filter(forsaken | abandoned).order_by("reply_at"))
+    found = list(Job.objects.filter(forsaken | abandoned).order_by("reply_at")[:SWEEP_LIMIT])
     for number, job in enumerate(found):
         if time.monotonic() > until:
             return number
@@ -63,27 +64,52 @@ def sweep(*, actor: str = "dispatcher") -> int:
     return len(found)
 
 
-def _begin(job_id: uuid.UUID) -> Job | None:
-    """Due to sending; None when nothing is due, or somebody else took it. Nothing is owed to who deleted the file."""
-    due = Job.objects.filter(job_id=job_id, reply=Reply.DUE)
+def _find_due(job_id: uuid.UUID) -> Job | None:
+    """Nothing is owed to who deleted the file; and a job that was replayed meanwhile is told of at its next end."""
+    due = Job.objects.filter(job_id=job_id, reply=Reply.DUE, state__in=TERMINAL)
     if due.filter(attachment__deleted_at__isnull=False).update(reply=Reply.NONE):
         return None
+    return due.first()
+
+
+def _answer(job: Job, *, actor: str) -> None:
+    """Read first what is to be sent, since the storage may be slow; from then on it is on its way."""
+    address = _address(job)
+    answer = replies.compose(_news(job), address)
+    if not _begin(job):
+        return
+    if isinstance(answer, Reason):
+        _end(job, answer, actor=actor)
+    else:
+        assert address is not None
+        _end(job, replies.send(answer, address), actor=actor)
+
+
+def _begin(job: Job) -> bool:
+    """Due to sending; False when somebody else took it."""
+    due = Job.objects.filter(
+        job_id=job.job_id, reply=Reply.DUE, reply_at=job.reply_at, state=job.state, attempt=job.attempt
+    )
     if not due.update(reply=Reply.SENDING, reply_at=Now()):
-        return None
-    return Job.objects.get(job_id=job_id)
+        return False
+    job.refresh_from_db(fields=["reply_at"])
+    return True
 
 
-def _send(job: Job) -> Reason | None:
-    assert job.finished_at is not None and job.reply_at is not None
-    news = News(
+def _news(job: Job) -> News:
+    return News(
         attachment_id=job.attachment_id,
         pipeline_version=job.pipeline_version,
         error_code=job.error_code,
         error=job.error,
         language=job.reply_language,
-        age=job.reply_at - job.finished_at,
+        age=_age(job),
     )
-    return replies.tell(news, _address(job))
+
+
+def _age(job: Job) -> timedelta:
+    """Since it ended, by the database's clock."""
+    return Job.objects.values_list(Now() - F("finished_at"), flat=True).get(job_id=job.job_id)
 
 
 def _address(job: Job) -> Address | None:

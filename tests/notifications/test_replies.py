@@ -175,7 +175,9 @@ def test_a_failure_is_told_in_the_senders_language(bot_api: BotApi) -> None:
         news = News(
             attachment_id=uuid.uuid4(), pipeline_version=1, error_code="crashed", error="It died.", language=language
         )
-        assert replies.tell(news, ANN) is None
+        answer = replies.compose(news, ANN)
+        assert isinstance(answer, list)
+        assert replies.send(answer, ANN) is None
     english, russian = (call.params["text"] for call in bot_api.sent())
     assert english == "It died."
     assert russian.startswith("На этом файле остановилась программа")

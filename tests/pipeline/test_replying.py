@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from django.db import connection
 
+from attachments import storage
 from pipeline import lifecycle, metrics, removal, replying
 from pipeline.claims import Unclaimable
 from pipeline.failures import CANCELLED, Failure
@@ -21,7 +22,7 @@ from pipeline.states import Reply, Source, State
 from tests.botapi import BotApi
 from tests.leases import VARIANTS, finish
 from tests.speech import release_speech, transcribe
-from tests.waiting import until
+from tests.waiting import end_other_sessions, until
 from tests.work import make_quick, work
 
 pytestmark = pytest.mark.django_db(transaction=True)
@@ -113,9 +114,45 @@ def test_the_answer_leaves_once_the_state_is_saved_without_lease_and_transaction
     assert reply_of(job) == (Reply.UNDELIVERED, "timeout_unknown")
 
 
-def _work_and_close(job: Job) -> None:
+def test_a_slow_storage_is_read_before_the_answer_is_on_its_way(
+    bot_api: BotApi, ended: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else an answer would be given up that was not even begun, and sent later all the same."""
+    job = ended()
+    seen, fetch = [], storage.fetch
+
+    def look_and_fetch(*where: Any, **what: Any) -> None:
+        seen.append(reply_of(job))
+        fetch(*where, **what)
+
+    monkeypatch.setattr(storage, "fetch", look_and_fetch)
+    work(job)
+    assert seen == [(Reply.DUE, "")]
+    assert reply_of(job) == (Reply.SENT, "")
+
+
+def test_a_database_that_goes_away_meanwhile_costs_the_record_and_not_the_step(
+    bot_api: BotApi, queued: Queued, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it arrived is not known then, and it is not sent again."""
+    make_quick(monkeypatch)
+    job = queued(origin=ANN)
+    bot_api.fail("sendPhoto", slow_seconds=0.05)
+    with ThreadPoolExecutor(1) as pool:
+        working = pool.submit(_work_and_close, job)
+        until(lambda: bot_api.sent("sendPhoto"))
+        end_other_sessions()
+        assert working.result() == "ready"
+    assert reply_of(job) == (Reply.SENDING, "")
+    age(job, 61)
+    assert replying.sweep() == 1
+    assert reply_of(job) == (Reply.UNDELIVERED, "timeout_unknown")
+    assert len(bot_api.sent()) == 1
+
+
+def _work_and_close(job: Job) -> str:
     try:
-        work(job)
+        return work(job)
     finally:
         connection.close()
 
@@ -218,6 +255,19 @@ def test_a_replay_that_ends_well_is_told_as_the_failure_was(
     work(job)
     work(job)
     assert texts(bot_api) == ["Damaged.", "The picture is ready."]
+
+
+def test_a_failure_that_was_replayed_before_it_was_told_is_not_told(
+    bot_api: BotApi, ended: Callable[..., Job], leased: Callable[..., Lease]
+) -> None:
+    job = ended(BROKEN)
+    lifecycle.replay(job.job_id, attempt=1, actor="operator:ann", reason="decoder updated")
+    age(job, 2)
+    assert replying.sweep() == 0
+    job.refresh_from_db()
+    finish(leased(job))
+    work(job)
+    assert texts(bot_api) == ["The picture is ready."]
 
 
 def test_what_was_served_before_is_made_again_without_a_word(
