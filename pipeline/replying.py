@@ -109,7 +109,8 @@ def _news(job: Job) -> News:
 
 def _age(job: Job) -> timedelta:
     """Since it ended, by the database's clock."""
-    return Job.objects.values_list(Now() - F("finished_at"), flat=True).get(job_id=job.job_id)
+    age: timedelta = Job.objects.values_list(Now() - F("finished_at"), flat=True).get(job_id=job.job_id)
+    return age
 
 
 def _address(job: Job) -> Address | None:

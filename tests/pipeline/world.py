@@ -316,7 +316,7 @@ class World:
 
     def _empty(self) -> None:
         """Events cannot be deleted, so all tables are truncated; and the storage with them."""
-        execute(f"TRUNCATE {TABLES} RESTART IDENTITY")
+        execute(f"TRUNCATE {TABLES} RESTART IDENTITY CASCADE")
         folder = Path(settings.STORAGE_ROOT) / settings.STORAGE_BUCKET / objects.FOLDER
         with suppress(FileNotFoundError):
             shutil.rmtree(folder)
