@@ -205,7 +205,7 @@ def test_no_error_of_a_download_and_no_line_about_it_holds_the_link(
     bot_api.fail(FILE, **how)
     with pytest.raises((files.NotFetched, CallFailed)) as caught:
         list(files.download(update.file_id))
-    known = [repr(error) + str(error) for error in chain(caught.value)]
+    known = [f"{error} {vars(error)}" for error in chain(caught.value)]
     with caplog.at_level(logging.DEBUG, logger="notifications"), caplog.at_level(logging.DEBUG, logger="pipeline"):
         fetch(update)
     told = [repr(record.__dict__) for record in caplog.records if record.name.startswith(("notifications", "pipeline"))]
