@@ -19,12 +19,14 @@ from attachments import objects
 from attachments.models import Attachment, BucketRole, StoredObject, Transcript, Variant
 from pipeline import metrics
 from pipeline.models import Job
+from pipeline.steps.speech import WINDOW_PREFIX
+from pipeline.steps.transcripts import WriteStep
 
 PIPELINE = "speech"
 #: The record that all other texts are written from, and that the search reads.
-TRANSCRIPT = "transcript"
-VARIANTS = frozenset({TRANSCRIPT, "text", "srt", "vtt", "json"})
-WINDOW_PREFIX = "window-"
+TRANSCRIPT = WriteStep.reads
+#: What any version ever made, besides windows: a name that is missing here is kept for ever.
+VARIANTS = frozenset({TRANSCRIPT, *WriteStep.makes})
 ATTACHMENTS_AT_ONCE = 2000
 FORGOTTEN_AT_ONCE = 50
 

@@ -27,7 +27,9 @@ from pipeline.steps import Given, Produced, SelfTestFailed, Spoken, StepResult
 if TYPE_CHECKING:
     from pipeline.speech.cutting import Span
 
-RECORD = "application/json"
+CONTENT_TYPE = "application/json"
+#: What the names of windows begin with: they hold words of a recording, as its other texts do.
+WINDOW_PREFIX = "window-"
 SELF_TEST_SECONDS = 120
 
 
@@ -41,7 +43,7 @@ class TranscribeStep:
     makes: ClassVar[tuple[str, ...]] = ("transcript",)
 
     def run(self, given: Given) -> StepResult:
-        """Raises Interrupted, and ModelUnavailable."""
+        """The work is done while `produced` is read; that raises Interrupted, ModelUnavailable and NotConverted."""
         return StepResult(produced=_transcribed(given))
 
     def self_test(self, scratch: Path) -> None:
@@ -72,7 +74,7 @@ def _transcribed(given: Given) -> Iterator[Produced]:
     spans = cutting.spans(given.path)
     windows: list[Window] = []
     for number, span in enumerate(spans, start=1):
-        variant = f"window-{number:04}"
+        variant = f"{WINDOW_PREFIX}{number:04}"
         window = _kept(given, variant, span)
         if window is None:
             model.load(options)
@@ -110,7 +112,7 @@ def _heard(given: Given, span: Span, *, whole: int, before: list[Window]) -> Win
 def _window(given: Given, variant: str, window: Window) -> Produced:
     path = given.scratch / f"{variant}.json"
     path.write_bytes(window.to_json())
-    return Produced(variant=variant, path=path, content_type=RECORD, facts={}, is_internal=True)
+    return Produced(variant=variant, path=path, content_type=CONTENT_TYPE, facts={}, is_internal=True)
 
 
 def _transcript(given: Given, transcript: Transcript) -> Produced:
@@ -125,7 +127,7 @@ def _transcript(given: Given, transcript: Transcript) -> Produced:
     return Produced(
         variant="transcript",
         path=path,
-        content_type=RECORD,
+        content_type=CONTENT_TYPE,
         facts=facts,
         spoken=Spoken(language=transcript.language, segments=transcript.said()),
     )

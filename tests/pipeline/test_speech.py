@@ -27,7 +27,7 @@ from django.test import override_settings
 from attachments import search, storage
 from attachments.errors import PipelineUnavailable
 from attachments.models import Attachment, Transcript, Variant
-from pipeline import confined, intake, lifecycle, registry, removal, scratch
+from pipeline import confined, intake, lifecycle, registry, removal, scratch, texts
 from pipeline.models import Job, JobEvent
 from pipeline.origins import Origin
 from pipeline.speech import cutting, model, self_test
@@ -354,3 +354,9 @@ def test_the_pipeline_knows_what_is_missing_and_what_that_reads() -> None:
     assert speech.missing(["transcript", "text", "vtt", "json"]) == {"srt"}
     assert speech.missing(PROMISED) == frozenset()
     assert speech.missing(PROMISED - {"transcript"}) == {"transcript", "converted"}
+
+
+def test_the_retention_of_texts_knows_all_that_any_version_promises() -> None:
+    for pipeline in registry.PIPELINES:
+        if pipeline.name == texts.PIPELINE:
+            assert pipeline.promised <= texts.VARIANTS

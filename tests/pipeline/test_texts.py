@@ -21,6 +21,7 @@ from pipeline.models import Job
 from pipeline.reprocessing import Reprocessing
 from pipeline.retention import Sweeper
 from pipeline.selection import Selection
+from pipeline.steps.speech import WINDOW_PREFIX
 from tests.leases import record
 from tests.speech import kept, release_speech, transcribe
 from tests.waiting import somebody_waits_for_a_lock, until
@@ -96,7 +97,7 @@ def test_nothing_makes_expired_texts_again(leased: Callable[..., Lease]) -> None
 def test_what_was_never_served_loses_its_texts_and_may_be_replayed(leased: Callable[..., Lease]) -> None:
     lease = leased()
     record(lease, texts.TRANSCRIPT)
-    record(lease, f"{texts.WINDOW_PREFIX}0001")
+    record(lease, f"{WINDOW_PREFIX}0001")
     lifecycle.fail(lease, DAMAGED)
     let_pass(DAYS + 1)
     Sweeper().run()
