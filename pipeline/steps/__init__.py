@@ -71,7 +71,8 @@ class StepResult:
 class Step(Protocol):
     """Makes the variants named in `makes` from `reads` alone: the original, or a variant of a step before it.
 
-    `is_internal`: its variants only serve later steps, and are not promised.
+    `is_internal`: its variants only serve later steps, and are not promised. Work that lasts may make other internal
+    ones, which `makes` does not name, for `Given.kept` of the next attempt.
     """
 
     @property
@@ -89,7 +90,8 @@ class Step(Protocol):
     def run(self, given: Given) -> StepResult:
         """Make exactly the wanted variants, as files in the scratch folder; running it again makes the same.
 
-        Raises AttachmentError for what is wrong with the file and ConfinedError for work that ended without a result.
+        Raises AttachmentError for what is wrong with the file and ConfinedError for work that ended without a result;
+        of a step that makes them one by one, reading `produced` raises them.
         """
         ...
 
