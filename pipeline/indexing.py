@@ -19,7 +19,7 @@ from attachments.errors import ObjectCorrupt, ObjectMissing, StorageUnavailable
 from attachments.models import Attachment, StoredObject, Transcript, Variant
 from pipeline.selection import Selection, newest_first, unhurried
 from pipeline.speech.transcript import NotATranscript
-from pipeline.speech.transcript import Transcript as Spoken
+from pipeline.speech.transcript import Transcript as TranscriptRecord
 from pipeline.texts import TRANSCRIPT
 
 ATTACHMENTS_AT_ONCE = 200
@@ -87,7 +87,7 @@ def _index(attachment: Attachment) -> Outcome:
     if variant is None:
         return Outcome.GONE
     try:
-        transcript = Spoken.from_json(_read(variant.stored_object))
+        transcript = TranscriptRecord.from_json(_read(variant.stored_object))
     except (Unreadable, NotATranscript) as error:
         logger.warning("transcript_unreadable", extra={"attachment_id": str(attachment.id), "cause": str(error)})
         return Outcome.UNREADABLE

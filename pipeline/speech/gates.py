@@ -16,7 +16,7 @@ from itertools import groupby
 
 from pipeline.speech.transcript import Segment, Word, clean, finite
 
-#: The model's own thresholds: it tries again, warmer, above the one, and skips what is beyond both others.
+#: The library's own thresholds: above the first it would try again, warmer; what is beyond both others it skips.
 REPETITIVE_RATIO = 2.4
 NO_SPEECH = 0.6
 DOUBTFUL_LOGPROB = -1.0

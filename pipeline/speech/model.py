@@ -34,7 +34,7 @@ FILES = ("model.bin", "config.json", "tokenizer.json")
 #: More threads bring next to nothing for one recording.
 MOST_THREADS = 4
 
-#: The warmer tries, with which a doubtful decode is written again; above that the model invents.
+#: The first try, and the warmer ones, with which a doubtful decode is written again; above that the model invents.
 TEMPERATURES = (0.0, 0.2, 0.4)
 #: The warmer tries draw lots: the same in every process.
 SEED = 1

@@ -20,12 +20,12 @@ WORDS = "and so my fellow americans ask not what your country can do for you ask
 FEWEST_RIGHT = 0.8
 
 
-class SelfTestFailed(Exception):
+class Misheard(Exception):
     """The model does not hear what the known recording says; the message says how much of it."""
 
 
 def run(options: model.Options) -> None:
-    """Raises SelfTestFailed, and what `model.load` raises."""
+    """Raises Misheard, and what `model.load` raises."""
     from faster_whisper import decode_audio
 
     model.load(options)
@@ -34,14 +34,14 @@ def run(options: model.Options) -> None:
     heard = re.findall(r"\w+", " ".join(each.text for each in window.segments).lower())
     right = _share(WORDS.split(), heard)
     if right < FEWEST_RIGHT:
-        raise SelfTestFailed(f"{right:.0%} of the words of a known recording are right: is it the right model?")
+        raise Misheard(f"{right:.0%} of the words of a known recording are right: is it the right model?")
 
 
 def main() -> int:
     os.environ.setdefault("DJANGO_SETTINGS_MODULE", "config.settings")
     try:
         run(model.Options.from_settings())
-    except (SelfTestFailed, model.ModelUnavailable) as error:
+    except (Misheard, model.ModelUnavailable) as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0

@@ -124,7 +124,7 @@ def test_the_self_test_is_a_command_that_says_by_its_status_whether_this_install
 
 def test_the_self_test_notices_a_model_that_hears_something_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_test, "WORDS", "four score and seven years ago our fathers brought forth a new nation")
-    with pytest.raises(self_test.SelfTestFailed, match="% of the words"):
+    with pytest.raises(self_test.Misheard, match="% of the words"):
         self_test.run(model.Options.from_settings())
 
 
