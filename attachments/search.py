@@ -122,9 +122,7 @@ def _write(attachment: Attachment, version: int, language: str | None, spoken: l
         written = {"language": language, "segments": spoken, "words": SearchVector(Value(text), config=configuration)}
         try:
             with transaction.atomic():
-                Transcript.objects.update_or_create(
-                    attachment=attachment, pipeline_version=version, defaults=written
-                )  # fmt: skip
+                Transcript.objects.update_or_create(attachment=attachment, pipeline_version=version, defaults=written)
         except DatabaseError as error:
             if sqlstate_of(error) != PROGRAM_LIMIT_EXCEEDED or not count:
                 raise

@@ -29,7 +29,6 @@ OUTAGE_PAUSE = timedelta(seconds=10)
 JITTER = 0.2
 CAUSE_LIMIT = 4000
 
-
 logger = logging.getLogger(__name__)
 
 

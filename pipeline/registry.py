@@ -96,10 +96,6 @@ def choose(family: str | None) -> Pipeline:
     raise UnsupportedType
 
 
-def _is_run_here(name: str) -> bool:
-    return name != "speech" or bool(settings.TRANSCRIPTION_MODEL)
-
-
 def check_requested(requested: str, chosen: Pipeline) -> None:
     """Refuse a pipeline that the client named but the file's real type does not lead to."""
     if requested and requested != chosen.name:
@@ -112,3 +108,7 @@ def self_test(*, queues: set[str]) -> None:
     for step in steps:
         with scratch.folder() as folder:
             step.self_test(folder)
+
+
+def _is_run_here(name: str) -> bool:
+    return name != "speech" or bool(settings.TRANSCRIPTION_MODEL)
