@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import wave
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import espeakng_loader
 import numpy as np
+from faster_whisper import decode_audio
+
+from pipeline.speech import self_test
 
 RATE = 16_000
 
@@ -34,6 +39,12 @@ def say(text: str, voice: str = "en", *, words_per_minute: int = 150) -> Samples
     return _resampled(np.concatenate(spoken) / 32768, rate)
 
 
+def address(seconds: float = 11.0) -> Samples:
+    """The beginning of a real recording, whose words are `self_test.WORDS`; 2.8 seconds are the first five."""
+    samples: Samples = decode_audio(str(self_test.SAMPLE))[: round(seconds * RATE)]
+    return samples
+
+
 def silence(seconds: float) -> Samples:
     return np.zeros(round(seconds * RATE), np.float32)
 
@@ -54,6 +65,17 @@ def music(seconds: int) -> Samples:
     """A progression of chords, one a second."""
     progression = [(261.6, 329.6, 392.0), (220.0, 261.6, 329.6), (174.6, 220.0, 261.6), (196.0, 246.9, 293.7)]
     return np.concatenate([chord(1, *progression[at // 2 % 4]) for at in range(seconds)])
+
+
+def converted(path: Path, *parts: Samples, rate: int = RATE) -> Path:
+    """The parts one after another, in a file as the conversion makes it."""
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        for part in parts:
+            file.writeframes((part * 32767).clip(-32768, 32767).astype("<i2").tobytes())
+    return path
 
 
 _CALLBACK = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(ctypes.c_short), ctypes.c_int, ctypes.c_void_p)

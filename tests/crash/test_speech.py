@@ -15,12 +15,10 @@ from attachments.models import Variant
 from pipeline import intake, scratch
 from pipeline.models import Job, JobEvent, OutboxMessage
 from pipeline.origins import Origin
-from pipeline.speech import self_test
 from pipeline.states import Source, State
 from tests import recordings
-from tests.pipeline.speech.conftest import decode
 from tests.processes import Stack, Worker, until_state
-from tests.speaking import silence
+from tests.speaking import RATE, address, silence
 from tests.waiting import until
 
 pytestmark = [pytest.mark.django_db(transaction=True), pytest.mark.timeout(300)]
@@ -33,8 +31,8 @@ def spoken(user: User) -> Callable[[int], Job]:
     """Accepts a recording of so many windows."""
 
     def accept(windows: int) -> Job:
-        clip = np.concatenate([decode(self_test.SAMPLE)[: round(2.8 * 16_000)], silence(1.5)])
-        data = recordings.wav(np.tile(clip, windows), rate=16_000)
+        clip = np.concatenate([address(2.8), silence(1.5)])
+        data = recordings.wav(np.tile(clip, windows), rate=RATE)
         received = intake.receive([data], created_by="test")
         return intake.accept(received, intake.Request(owner=user, origin=Origin(Source.REST), name="note.wav")).job
 

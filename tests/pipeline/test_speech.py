@@ -34,8 +34,7 @@ from pipeline.speech import cutting, model, self_test
 from pipeline.states import Source, State
 from pipeline.steps import audio
 from tests import recordings
-from tests.pipeline.speech.conftest import decode
-from tests.speaking import RATE, Samples, noise, silence
+from tests.speaking import RATE, Samples, address, noise, silence
 from tests.waiting import until
 from tests.work import work
 
@@ -67,7 +66,7 @@ def recorded(user: User) -> Callable[..., Job]:
 @pytest.fixture(scope="module")
 def clip() -> Samples:
     """The first five words of the sample."""
-    return decode(self_test.SAMPLE)[: round(2.8 * 16_000)]
+    return address(2.8)
 
 
 @pytest.fixture

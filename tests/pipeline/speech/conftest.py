@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
-from faster_whisper import decode_audio
 
-from pipeline.speech import model, self_test
+from pipeline.speech import model
 from pipeline.speech.transcript import Window
-from tests.speaking import Samples
+from tests.speaking import Samples, address
 
 Hear = Callable[..., Window]
 
@@ -40,12 +38,7 @@ def hear() -> Hear:
 @pytest.fixture(scope="session")
 def clip() -> Samples:
     """11 seconds of speech, whose words are `self_test.WORDS`."""
-    return decode(self_test.SAMPLE)
-
-
-def decode(path: Path) -> Samples:
-    samples: Samples = decode_audio(str(path))
-    return samples
+    return address()
 
 
 def words(window: Window) -> list[str]:

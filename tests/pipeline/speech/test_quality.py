@@ -10,8 +10,7 @@ import pytest
 from pipeline.speech import cutting
 from pipeline.speech.transcript import merge
 from tests.pipeline.speech.conftest import Hear, words
-from tests.pipeline.speech.test_cutting import recorded
-from tests.speaking import RATE, Samples, chord, music, noise, say, silence
+from tests.speaking import RATE, Samples, chord, converted, music, noise, say, silence
 
 SOUNDS = {
     "silence": silence(30),
@@ -71,7 +70,7 @@ def test_every_sentence_is_heard_once_over_the_borders_of_windows(
     monkeypatch.setattr(cutting, "WINDOW_MS", 15_000)
     monkeypatch.setattr(cutting, "SEARCH_MS", 6_000)
     spoken = [say(sentence) for sentence in SENTENCES]
-    path = recorded(tmp_path / "long.wav", *[part for each in spoken for part in (each, silence(0.8))])
+    path = converted(tmp_path / "long.wav", *[part for each in spoken for part in (each, silence(0.8))])
     spans = cutting.spans(path)
     windows = [hear(cutting.read(path, span), start_ms=span.start_ms, language="en") for span in spans]
     assert len(windows) >= 3
