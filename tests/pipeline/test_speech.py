@@ -23,6 +23,7 @@ import pytest
 from django.contrib.auth.models import User
 from django.db import connection
 from django.test import override_settings
+from prometheus_client import generate_latest
 
 from attachments import search, storage
 from attachments.errors import PipelineUnavailable
@@ -130,7 +131,7 @@ def test_a_voice_note_becomes_text_subtitles_and_words(recorded: Callable[..., J
 
 
 def test_what_was_made_is_not_made_again(recorded: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
-    """[transcription] цепочка: «Воркер умер после преобразования». A lost format is written from the transcript."""
+    """[transcription] цепочка: «Воркер умер после преобразования»."""
     job = recorded(spoken())
     with monkeypatch.context() as broken:
         broken.setattr(model, "load", _fail)
@@ -141,6 +142,12 @@ def test_what_was_made_is_not_made_again(recorded: Callable[..., Job], monkeypat
     assert work(job) == "ready"
     assert words(shown(job)["text"]) == self_test.WORDS.split()
 
+
+def test_a_lost_format_is_written_from_the_transcript(
+    recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = recorded(wav(clip))
+    assert work(job) == "ready"
     lifecycle.repair(job.job_id, variants=["srt"], actor="test", detail="lost")
     assert "srt" not in shown(job)
     monkeypatch.setattr(model, "load", _fail)
@@ -239,6 +246,35 @@ def keeps_original(job: Job) -> bool:
         return bool(b"".join(stream))
 
 
+def test_a_deletion_ends_the_conversion_and_nothing_is_recorded(recorded: Callable[..., Job], settings: Any) -> None:
+    """[transcription] отмена: «Отмена посреди преобразования»."""
+    settings.RENEW_SECONDS, settings.LEASE_SECONDS = 0.1, 5
+    job = recorded(recordings.endless_wav(3 * 3600))
+    children: list[psutil.Process] = []
+
+    def delete_while_it_is_converted() -> None:
+        until(lambda: list(scratch_folders("convert/converted.wav")))
+        children.extend(psutil.Process().children(recursive=True))
+        removal.remove(job.attachment_id, actor="test")
+        connection.close()
+
+    deleting = threading.Thread(target=delete_while_it_is_converted)
+    deleting.start()
+    assert work(job) == "cancelled"
+    deleting.join()
+    # The one that is left forks the children, and waits for the next.
+    _, alive = psutil.wait_procs(children, timeout=5)
+    assert (len(children), len(alive)) == (2, 1)
+    job.refresh_from_db()
+    assert (job.state, job.error_code, job.failures) == (State.FAILED, "cancelled", 0)
+    assert not Variant.objects.filter(attachment=job.attachment_id).exists()
+
+
+def scratch_folders(within: str = "") -> Iterator[Path]:
+    """What this process has in its scratch folders."""
+    return Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}{os.getpid()}-*/{within}")
+
+
 @pytest.mark.usefixtures("short_windows")
 def test_a_deletion_ends_the_transcription_and_leaves_no_word_of_it(
     recorded: Callable[..., Job], clip: Samples, monkeypatch: pytest.MonkeyPatch, settings: Any
@@ -290,7 +326,12 @@ def test_without_a_model_recordings_are_refused_and_nothing_is_kept(
     with pytest.raises(PipelineUnavailable):
         recorded(spoken())
     assert not Attachment.objects.exists()
-    settings.ACCEPT_ANY_FILE = True
+
+
+def test_without_a_model_recordings_are_kept_as_they_are_where_any_file_is_accepted(
+    recorded: Callable[..., Job], settings: Any
+) -> None:
+    settings.TRANSCRIPTION_MODEL, settings.ACCEPT_ANY_FILE = "", True
     assert recorded(spoken()).pipeline == "store"
 
 
@@ -302,21 +343,29 @@ def test_one_job_after_another_leaves_nothing_behind(recorded: Callable[..., Job
     for data in (spoken()[:12_000], wav(silence(2)), spoken()[:12_000], wav(silence(3))):
         assert work(recorded(data)) in ("ready", "failed")
     assert (process.num_fds(), len(process.children())) == before
-    assert list(Path(tempfile.gettempdir()).glob(f"{scratch.PREFIX}{os.getpid()}-*")) == []
+    assert list(scratch_folders()) == []
 
 
-def test_no_word_reaches_the_logs_or_the_next_note(
+def test_the_language_that_the_sender_names_is_taken(recorded: Callable[..., Job], clip: Samples) -> None:
+    job = recorded(wav(clip), language="en-GB")
+    assert work(job) == "ready"
+    document = json.loads(shown(job)["transcript"])
+    # What was not detected has no probability.
+    assert (document["language"], document["language_probability"]) == ("en", None)
+
+
+def test_no_word_reaches_the_logs_the_metrics_or_the_next_note(
     recorded: Callable[..., Job], caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Whatever any library says at its most talkative. The sender's language is taken, so it has no probability."""
-    said, silent = recorded(spoken(), language="en-GB"), recorded(wav(silence(4)))
+    """Whatever any library says at its most talkative."""
+    said, silent = recorded(spoken()), recorded(wav(silence(4)))
     with caplog.at_level(logging.DEBUG):
         assert [work(said), work(silent)] == ["ready", "ready"]
-    document = json.loads(shown(said)["transcript"])
-    assert (document["language"], document["language_probability"]) == ("en", None)
+    assert words(shown(said)["text"]) == self_test.WORDS.split()
     assert shown(silent)["text"] == b""
-    assert caplog.records
-    told = caplog.text.lower()
+    # The records whole: what is told besides the message is in their fields.
+    told = f"{[vars(record) for record in caplog.records]}{generate_latest().decode()}".lower()
+    assert str(said.job_id) in told and 'pipeline="speech"' in told
     assert [word for word in ("fellow", "americans", "country", "ask not") if word in told] == []
 
 
