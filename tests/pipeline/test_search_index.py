@@ -107,8 +107,8 @@ def test_transcripts_that_cannot_be_read_keep_no_other_waiting_and_are_told(
     assert (code, report.splitlines()[-2]) == (1, "Indexed: 1.")
     assert report.endswith("`manage.py verify` says which, and mends what can be mended.")
     assert known() == {intact}
-    assert caplog.text.count("transcript_unreadable") == 3
-    assert "Secret" not in caplog.text
+    assert caplog.messages.count("transcript_unreadable") == 3
+    assert "Secret" not in str([vars(record) for record in caplog.records])
 
 
 def test_where_it_is_off_all_words_are_dropped(leased: Callable[..., Lease], settings: Any) -> None:
