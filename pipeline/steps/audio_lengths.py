@@ -51,15 +51,16 @@ def told_by_nothing(_: Path, __: InputContainer, ___: AudioStream) -> float | No
 def told_by_wave_header(path: Path, container: InputContainer, stream: AudioStream) -> float | None:
     """Nothing, when a recorder did not come back to fill in its size.
 
-    libav tells the length of what is there; by how much there should be more is told in bytes.
+    Where the header counts the samples, libav tells the length that it announces; else of what is there, and by how
+    much there should be more is told in bytes.
     """
     size = path.stat().st_size
     with path.open("rb") as file:
-        promised, start = _wave_data(file, size)
-    there = told_by_stream(path, container, stream)
-    if there is None or not 0 < promised < PLACEHOLDER_BYTES:
+        promised, start, counted = _wave_data(file, size)
+    told = told_by_stream(path, container, stream)
+    if told is None or not 0 < promised < PLACEHOLDER_BYTES:
         return None
-    return there * max(1.0, promised / (size - start))
+    return told if stream.duration == counted else told * max(1.0, promised / (size - start))
 
 
 def told_by_first_frame(path: Path, _: InputContainer, stream: AudioStream) -> float | None:
@@ -142,18 +143,23 @@ def is_matroska_cut(path: Path) -> bool:
 # --- reading ----------------------------------------------------------------------------------------
 
 
-def _wave_data(file: BinaryIO, size: int) -> tuple[int, int]:
-    """How many bytes of sound are announced, and where they start; RF64 keeps the number in a chunk of its own."""
-    at, wide = 12, 0
+def _wave_data(file: BinaryIO, size: int) -> tuple[int, int, int]:
+    """How many bytes of sound are announced, where they start, and how many samples are counted, 0 for none.
+
+    RF64 keeps both numbers in a chunk of its own.
+    """
+    at, wide, counted = 12, 0, 0
     while at + 8 <= size:
         file.seek(at)
-        name, length, body = file.read(4), int.from_bytes(file.read(4), "little"), file.read(16)
+        name, length, body = file.read(4), int.from_bytes(file.read(4), "little"), file.read(24)
         if name == b"ds64":
-            wide = int.from_bytes(body[8:16], "little")
+            wide, counted = int.from_bytes(body[8:16], "little"), int.from_bytes(body[16:24], "little")
+        if name == b"fact":
+            counted = counted or int.from_bytes(body[:4], "little")
         if name == b"data":
-            return wide if wide and length == 0xFFFFFFFF else length, at + 8
+            return wide if wide and length == 0xFFFFFFFF else length, at + 8, counted
         at += 8 + length + length % 2
-    return 0, 0
+    return 0, 0, 0
 
 
 def _frames_announced(head: bytes) -> int:

@@ -133,6 +133,14 @@ def test_a_little_less_than_announced_is_no_damage(convert: Make) -> None:
     assert convert(data[: -32_000 + 320], "audio/wav").original_facts["duration_ms"] == 5010
 
 
+@pytest.mark.parametrize("name", ["wav by the telephone's law", "wav of floating point", "rf64"])
+def test_nor_is_it_where_the_header_counts_the_samples(convert: Make, name: str) -> None:
+    """Of a file that was cut, libav tells that count."""
+    data, content_type = recordings.of_kind(name)
+    facts = convert(data[: len(data) * 9 // 10], content_type).original_facts
+    assert (facts["duration_ms"], facts["declared_ms"]) == (pytest.approx(5400, abs=10), 6000)
+
+
 def test_sound_may_end_before_the_pictures_do(convert: Make) -> None:
     """The length in such a file's header is that of its longest track."""
     data = recordings.webm(melody(0.5), picture="libvpx", pictures=40)
