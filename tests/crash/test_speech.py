@@ -117,3 +117,15 @@ def test_a_long_recording_lets_a_short_note_go_first(spoken: Callable[[int], Job
     ended = {job.job_id: JobEvent.objects.get(job=job, to_state=State.READY).id for job in (long, short)}
     assert ended[short.job_id] < ended[long.job_id]
     assert (long.failures, short.failures) == (0, 0)
+
+
+def test_a_worker_whose_model_does_not_hear_ends_and_takes_no_work(
+    spoken: Callable[[int], Job], running: Stack
+) -> None:
+    running.dispatcher()
+    job = spoken(1)
+    worker = running.worker("speech", concurrency=1, app=APP, TRANSCRIPTION_MODEL="/nowhere")
+    assert worker.wait(60) == 1
+    assert worker.says("self_test_failed") and worker.says("TRANSCRIPTION_MODEL")
+    job.refresh_from_db()
+    assert (job.state, job.attempt, job.failures) == (State.QUEUED, 1, 0)
