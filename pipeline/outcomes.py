@@ -8,13 +8,14 @@ from __future__ import annotations
 import logging
 import random
 import traceback
+from collections.abc import Iterator
 from datetime import timedelta
 
 from django.conf import settings
 from django.db import Error, connection
 
 from attachments.errors import AttachmentError, BadFile, Refused, StorageUnavailable
-from attachments.outages import is_database_away
+from attachments.outages import is_database_away, sqlstate_of
 from pipeline import claims, lifecycle, metrics
 from pipeline.claims import Heartbeat, StopReason
 from pipeline.confined import ConfinedError, Interrupted, MemoryLimit, NoProcess, TimeLimit
@@ -121,13 +122,35 @@ def _tell(lease: Lease, outcome: str, error: BaseException) -> None:
     logger.log(
         logging.ERROR if is_alarming else logging.INFO,
         "attempt_ended",
-        extra={"job_id": str(lease.job_id), "attempt": lease.attempt, "outcome": outcome, "error": code},
-        exc_info=error if is_alarming else None,
+        extra={
+            "job_id": str(lease.job_id),
+            "attempt": lease.attempt,
+            "outcome": outcome,
+            "error": code,
+            **({"cause": failure.cause} if is_alarming else {}),
+        },
     )
 
 
 def _failure(error: BaseException, *, step: str = "") -> Failure:
     known = MemoryLimit() if isinstance(error, MemoryError) else error
-    cause = "".join(traceback.format_exception(error, limit=-6))[-CAUSE_LIMIT:]
     told = known if isinstance(known, (AttachmentError, ConfinedError)) else ConfinedError
-    return Failure(code=told.code, sentence=told.sentence, cause=cause, step=step)
+    return Failure(code=told.code, sentence=told.sentence, cause=_cause(error), step=step)
+
+
+def _cause(error: BaseException) -> str:
+    """For the operator: where it happened and why, without what the database says of an error: that quotes the row."""
+    if not any(isinstance(each, Error) for each in _chain(error)):
+        return "".join(traceback.format_exception(error, limit=-6))[-CAUSE_LIMIT:]
+    told = [
+        "".join(traceback.format_tb(each.__traceback__, limit=-6))
+        + f"{type(each).__name__} {sqlstate_of(each)}".rstrip()
+        for each in _chain(error)
+    ]
+    return "\n".join(reversed(told))[-CAUSE_LIMIT:]
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__

@@ -58,7 +58,7 @@ def told_by_wave_header(path: Path, container: InputContainer, stream: AudioStre
     with path.open("rb") as file:
         promised, start, counted = _wave_data(file, size)
     told = told_by_stream(path, container, stream)
-    if told is None or not 0 < promised < PLACEHOLDER_BYTES:
+    if told is None or not promised:
         return None
     return told if stream.duration == counted else told * max(1.0, promised / (size - start))
 
@@ -144,7 +144,7 @@ def is_matroska_cut(path: Path) -> bool:
 
 
 def _wave_data(file: BinaryIO, size: int) -> tuple[int, int, int]:
-    """How many bytes of sound are announced, where they start, and how many samples are counted, 0 for none.
+    """How many bytes of sound are announced, where they start, how many samples are counted; 0 for what is not told.
 
     RF64 keeps both numbers in a chunk of its own.
     """
@@ -157,7 +157,8 @@ def _wave_data(file: BinaryIO, size: int) -> tuple[int, int, int]:
         if name == b"fact":
             counted = counted or int.from_bytes(body[:4], "little")
         if name == b"data":
-            return wide if wide and length == 0xFFFFFFFF else length, at + 8, counted
+            narrow = length if length < PLACEHOLDER_BYTES else 0
+            return wide if length == 0xFFFFFFFF else narrow, at + 8, counted
         at += 8 + length + length % 2
     return 0, 0, 0
 

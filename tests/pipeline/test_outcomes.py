@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
-from django.db import OperationalError
+from django.db import IntegrityError, OperationalError, connection, transaction
 
 from attachments.errors import BadFile, ObjectCorrupt, ObjectMissing, StorageUnavailable, TooManyPixels
 from pipeline import outcomes
@@ -64,8 +64,6 @@ def test_a_failure_of_the_jobs_own_is_tried_again_and_at_last_is_dead(
 
 
 def leased_again(job: Job) -> Lease:
-    from django.db import connection
-
     from pipeline import lifecycle
 
     with connection.cursor() as cursor:
@@ -133,7 +131,34 @@ def test_the_operator_is_told_of_what_nobody_expected(
     with caplog.at_level("INFO"):
         settle(lease, error)
     (record,) = [record for record in caplog.records if record.message == "attempt_ended"]
-    assert (record.levelname, record.exc_info is not None) == (level, level == "ERROR")
+    cause = record.__dict__.get("cause", "")
+    assert (record.levelname, "ZeroDivisionError: oops" in cause) == (level, level == "ERROR")
+
+
+def test_what_the_database_says_of_an_error_is_told_to_nobody(
+    leased: Callable[..., Lease], caplog: pytest.LogCaptureFixture
+) -> None:
+    """It quotes the row, and with it what was said in a recording."""
+    error = refused("the canary sang")
+    assert "the canary sang" in str(error.__cause__)
+    lease = leased()
+    settle(lease, error)
+    cause = JobEvent.objects.filter(job=lease.job_id).latest("id").detail
+    assert "IntegrityError 23514" in cause and "in refused" in cause
+    (record,) = [record for record in caplog.records if record.message == "attempt_ended"]
+    assert record.__dict__["cause"] == cause
+    assert "canary" not in cause + repr(record.__dict__)
+
+
+def refused(text: str) -> Exception:
+    """The error of a row that the database does not take, met while it was written."""
+    with connection.cursor() as cursor:
+        cursor.execute("CREATE TEMPORARY TABLE said (text text CHECK (false))")
+        with pytest.raises(IntegrityError) as met, transaction.atomic():
+            cursor.execute("INSERT INTO said VALUES (%s)", [text])
+    error = ValueError("not written")
+    error.__cause__ = met.value
+    return error
 
 
 def test_the_pause_grows_by_three_and_is_capped() -> None:

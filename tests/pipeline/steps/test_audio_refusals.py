@@ -34,6 +34,16 @@ NO_SUCH_SOUND = (BadFile, EmptyAudio)
 # --- damage -----------------------------------------------------------------------------------------
 
 
+def test_a_truncated_recording_of_gigabytes_is_a_bad_file_too(convert: Make, settings: Any) -> None:
+    """RF64 tells in 64 bits what 32 cannot."""
+    settings.MAX_AUDIO_SECONDS = 40_000
+    data, content_type = recordings.of_kind("rf64")
+    announced = (3 << 30).to_bytes(8, "little")
+    at = data.index(b"ds64") + 16
+    with pytest.raises(BadFile):
+        convert(data[:at] + announced + bytes(8) + data[at + 16 :], content_type)
+
+
 @pytest.mark.parametrize("name", sorted(recordings.KINDS.keys() - {*WITHOUT_LENGTH}))
 def test_a_truncated_recording_is_a_bad_file(convert: Make, name: str) -> None:
     """Up to eight tenths of it; of nine, less than a second is missing, which some kinds may lack."""
