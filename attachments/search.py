@@ -9,14 +9,16 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
 from django.conf import settings
-from django.contrib.postgres.search import SearchQuery, SearchVector
+from django.contrib.postgres.search import SearchQuery
 from django.db import DatabaseError, connection, transaction
-from django.db.models import Q, QuerySet, Value
+from django.db.models import Q, QuerySet
+from psycopg.types.json import Jsonb
 
 from attachments.models import Attachment, Transcript
 from attachments.outages import sqlstate_of
@@ -114,15 +116,23 @@ FROM asked CROSS JOIN LATERAL (
 """
 
 
+WRITE = """
+INSERT INTO attachment_transcript (attachment_id, pipeline_version, language, segments, words)
+VALUES (%(id)s, %(version)s, %(language)s, %(segments)s, to_tsvector(%(configuration)s::regconfig, %(text)s::text))
+ON CONFLICT (attachment_id, pipeline_version)
+DO UPDATE SET language = excluded.language, segments = excluded.segments, words = excluded.words
+"""
+
+
 def _write(attachment: Attachment, version: int, language: str | None, spoken: list[tuple[int, int, str]]) -> None:
     """All of the words, or of a recording so long that they are too many, those of its first half, or quarter."""
     configuration, count = CONFIGURATIONS.get(language or "", ANY_OTHER), len(spoken)
+    row = {"id": attachment.id, "version": version, "language": language, "segments": Jsonb(spoken)}
     while True:
         text = " ".join(text for _, _, text in spoken[:count])
-        written = {"language": language, "segments": spoken, "words": SearchVector(Value(text), config=configuration)}
         try:
             with transaction.atomic():
-                Transcript.objects.update_or_create(attachment=attachment, pipeline_version=version, defaults=written)
+                _send(WRITE, {**row, "configuration": configuration, "text": text})
         except DatabaseError as error:
             if sqlstate_of(error) != PROGRAM_LIMIT_EXCEEDED or not count:
                 raise
@@ -130,6 +140,12 @@ def _write(attachment: Attachment, version: int, language: str | None, spoken: l
             logger.warning("indexed_in_part", extra={"attachment_id": str(attachment.id), "segments": count})
         else:
             return
+
+
+def _send(statement: str, values: Mapping[str, Any]) -> None:
+    """With the values apart from the statement, which Django would put into it: it is what the database logs."""
+    with connection.wrap_database_errors, psycopg.Cursor(connection.connection) as cursor:
+        cursor.execute(statement, values)
 
 
 def _storable(text: str) -> str:

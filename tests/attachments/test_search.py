@@ -8,7 +8,7 @@ from typing import Any
 from urllib.parse import urlencode
 
 import pytest
-from django.db import connection, transaction
+from django.db import DatabaseError, connection, transaction
 
 from attachments import search
 from attachments.models import Attachment, Transcript
@@ -200,6 +200,24 @@ def test_of_more_words_than_postgresql_can_index_the_first_are_found(
     assert hits(door, "word119999x") == {}
     assert "indexed_in_part" in caplog.messages
     assert len(Transcript.objects.get().segments) == 600
+
+
+def test_what_the_database_logs_of_a_failed_statement_holds_no_word(finished: Callable[..., Attachment]) -> None:
+    attachment = finished()
+    with connection.cursor() as cursor:
+        cursor.execute(REFUSE_AND_QUOTE)
+    with pytest.raises(DatabaseError, match="INSERT INTO attachment_transcript") as refused:
+        index(attachment, ["Nobody but us."])
+    assert "Nobody" not in str(refused.value)
+
+
+#: PostgreSQL writes a statement that fails into its own log; here it tells it to us.
+REFUSE_AND_QUOTE = """
+CREATE FUNCTION pg_temp.refuse() RETURNS trigger LANGUAGE plpgsql AS
+$$ BEGIN RAISE EXCEPTION '%', current_query(); END $$;
+CREATE TRIGGER refuse BEFORE INSERT OR UPDATE ON attachment_transcript
+FOR EACH ROW EXECUTE FUNCTION pg_temp.refuse();
+"""
 
 
 def test_the_index_serves_the_search(said: Said) -> None:
