@@ -105,7 +105,8 @@ def _heard(given: Given, span: Span, *, whole: int, before: list[Window]) -> Win
         language=given.language or None,
         likely=next((window.language for window in reversed(before) if window.language), None),
         stop=given.stop,
-        on_progress=lambda done: given.tell((span.start_ms + done) / whole),
+        # A recording of a few samples lasts no whole millisecond.
+        on_progress=lambda done: given.tell((span.start_ms + done) / max(1, whole)),
     )
 
 

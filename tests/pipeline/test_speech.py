@@ -210,6 +210,12 @@ def test_a_window_of_another_cut_is_heard_again(
     assert heard == [0]
 
 
+def test_a_recording_of_a_single_sample_is_silence(recorded: Callable[..., Job]) -> None:
+    job = recorded(wav(np.zeros(1, np.float32)))
+    assert work(job) == "ready"
+    assert shown(job)["text"] == b""
+
+
 @pytest.mark.parametrize("samples", [silence(3), noise(5, -30)])
 def test_where_nobody_speaks_the_text_is_empty(recorded: Callable[..., Job], samples: Samples) -> None:
     """[transcription] цепочка: «В записи не говорят»."""
