@@ -113,7 +113,7 @@ def make_and_store(attempt: Attempt, *, step: Step) -> None:
         scratch=attempt.scratch,
         language=attempt.lease.language,
         stop=attempt.heartbeat.should_stop,
-        kept=lambda variant: _file(attempt, variant, recorded[variant]) if variant in recorded else None,
+        kept=lambda variant: _kept(attempt, variant, recorded),
         tell=attempt.heartbeat.tell,
     )
     result = step.run(given)
@@ -163,6 +163,15 @@ def _store(attempt: Attempt, produced: Produced, result: StepResult) -> None:
         objects.throw_away(stored.id)
         raise
     attempt.files[produced.variant] = produced.path
+
+
+def _kept(attempt: Attempt, variant: str, recorded: Mapping[str, StoredObject]) -> Path | None:
+    """What an earlier attempt recorded, if it still is what was stored; else the step makes it again at once."""
+    try:
+        return _file(attempt, variant, recorded[variant]) if variant in recorded else None
+    except (ObjectMissing, ObjectCorrupt) as error:
+        logger.warning("kept_no_more", extra={"job_id": str(attempt.lease.job_id), "cause": error.code})
+        return None
 
 
 def _file(attempt: Attempt, name: str, source: StoredObject) -> Path:

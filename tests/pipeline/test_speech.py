@@ -210,6 +210,22 @@ def test_a_window_of_another_cut_is_heard_again(
     assert heard == [0]
 
 
+@pytest.mark.usefixtures("short_windows")
+def test_windows_that_the_storage_lost_are_heard_again_and_cost_no_chance(
+    recorded: Callable[..., Job], clip: Samples, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.SLICE_SECONDS = 0
+    job = recorded(wav(np.concatenate([clip, silence(1.5), clip, silence(1.5), clip])))
+    assert [work(job), work(job), work(job)] == ["sliced"] * 3
+    lost = Variant.objects.filter(variant__startswith="window-").select_related("stored_object")
+    for window in lost:
+        storage.delete(window.stored_object.bucket, window.stored_object.key)
+    settings.SLICE_SECONDS = 300
+    heard = count_windows(monkeypatch)
+    assert (len(lost), work(job), len(heard)) == (2, "ready", 3)
+    assert Job.objects.get().failures == 0
+
+
 def test_a_recording_of_a_single_sample_is_silence(recorded: Callable[..., Job]) -> None:
     job = recorded(wav(np.zeros(1, np.float32)))
     assert work(job) == "ready"
