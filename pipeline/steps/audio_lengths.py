@@ -78,7 +78,8 @@ def told_by_matroska(_: Path, container: InputContainer, __: AudioStream) -> flo
     has_pictures = any(not stream.disposition & Disposition.attached_pic for stream in container.streams.video)
     if has_pictures or not container.duration:
         return None
-    return (container.duration - (container.start_time or 0)) / 1_000_000
+    told = (container.duration - (container.start_time or 0)) / 1_000_000
+    return told if told > 0 else None
 
 
 # --- stops in the middle ----------------------------------------------------------------------------

@@ -123,6 +123,13 @@ def test_a_flac_that_was_streamed_tells_no_length(convert: Make) -> None:
     assert (result.original_facts["duration_ms"], result.original_facts["declared_ms"]) == (2000, None)
 
 
+def test_a_length_below_nothing_says_nothing(convert: Make) -> None:
+    data = recordings.webm(melody(1))
+    at = data.index(b"\x44\x89\x88") + 3
+    data = data[:at] + struct.pack(">d", -60_000) + data[at + 8 :]
+    assert convert(data, "video/webm").original_facts["declared_ms"] is None
+
+
 def test_a_recording_may_be_longer_than_it_says(convert: Make) -> None:
     data = recordings.flac_announcing(8000, recordings.flac(melody(2, rate=16_000), rate=16_000))
     assert convert(data, "audio/flac").original_facts["duration_ms"] == 2000
