@@ -24,6 +24,8 @@ TRACESTATE_LIMIT = 512
 
 _carrier: contextvars.ContextVar[Mapping[str, str]] = contextvars.ContextVar("carrier")
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName", "data"}
+#: Django's, whose address holds what was searched for: the message names its path.
+_NOT_TOLD = frozenset({"request"})
 
 
 def new_carrier() -> dict[str, str]:
@@ -90,7 +92,7 @@ OUTSPOKEN = ("httpcore", "httpx", "telegram")
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD}
+    return {name: value for name, value in record.__dict__.items() if name not in _STANDARD | _NOT_TOLD}
 
 
 class Discreet(logging.Formatter):

@@ -12,6 +12,7 @@ from django.db import DatabaseError, connection, transaction
 
 from attachments import search
 from attachments.models import Attachment, Transcript
+from config.logging import FORMATTERS
 from pipeline import lifecycle, removal
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
@@ -178,6 +179,16 @@ def test_where_the_search_is_off_nothing_is_kept_and_a_query_is_told_so(door: Do
     problem = assert_problem(door.get("?q=database"), 400, "search_off")
     assert "SEARCH_TRANSCRIPTS" in problem["detail"]
     assert len(door.get().json()["results"]) == 1
+
+
+@pytest.mark.parametrize("style", FORMATTERS)
+def test_what_was_searched_for_is_in_no_line_of_the_log(
+    door: Door, caplog: pytest.LogCaptureFixture, style: str
+) -> None:
+    assert_problem(door.get("?q=harbour&cursor=none"), 422, "invalid")
+    lines = [FORMATTERS[style]().format(record) for record in caplog.records]
+    assert "Unprocessable" in "".join(lines)
+    assert "harbour" not in "".join(lines)
 
 
 def test_indexing_again_takes_the_place_of_what_was_there(door: Door, said: Said) -> None:
