@@ -20,7 +20,6 @@ from kombu import Connection
 
 from bench.chaos.arena import Injected, NotNow
 from bench.chaos.schedule import Fault, Rule
-from config.local.processes import QUEUES
 from config.local.stack import Stack
 from pipeline.broker import BrokerUnavailable, Publisher
 from pipeline.wire import Message
@@ -65,7 +64,7 @@ class LocalArena:
         down = [name for name, state in self._stack.supervisor.states().items() if state != "RUNNING"]
         if not self._answers("readyz"):
             down.append("web does not answer")
-        return down + [f"{queue} has no worker" for queue in QUEUES if not self._has_consumer(queue)]
+        return down + [f"{queue} has no worker" for queue in self._stack.queues if not self._has_consumer(queue)]
 
     def _answers(self, path: str) -> bool:
         with contextlib.suppress(requests.RequestException):
@@ -152,13 +151,13 @@ class LocalArena:
         return Injected(f"{len(cut)} of {len(names)} connections")
 
     def purge_queue(self, fault: Fault) -> Injected:
-        queue = _chosen(QUEUES, fault.draw, "")
+        queue = _chosen(self._stack.queues, fault.draw, "")
         with self._broker() as channel:
             lost = channel.queue_purge(queue)
         return Injected(f"{queue}, {lost} messages")
 
     def delete_queue(self, fault: Fault) -> Injected:
-        queue = _chosen(QUEUES, fault.draw, "")
+        queue = _chosen(self._stack.queues, fault.draw, "")
         with self._broker() as channel:
             lost = channel.queue_delete(queue)
         return Injected(f"{queue}, {lost} messages")

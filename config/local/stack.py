@@ -9,7 +9,7 @@ import shutil
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from http.client import HTTPException
@@ -25,7 +25,7 @@ from config.env import read
 from config.local.backends import Backends, prepare_backends, settings_environment, start_backends
 from config.local.client import answers
 from config.local.places import CHECKOUT, LOCAL, PYTHON, remove_outside_folder, write_whole
-from config.local.processes import QUEUES, Addresses, free_addresses, our_programs
+from config.local.processes import Addresses, free_addresses, our_programs, queues_of
 from config.local.runs import claimed
 from config.local.supervision import NotStarted, Supervisor, log_tail, supervised
 
@@ -52,6 +52,7 @@ class Stack:
     token: str
     environment: Mapping[str, str]
     supervisor: Supervisor
+    queues: tuple[str, ...]
     is_broken: threading.Event = field(default_factory=threading.Event)
     is_evidence: threading.Event = field(default_factory=threading.Event)
 
@@ -97,7 +98,8 @@ def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
         say(f"Starting {', '.join(program.name for program in ours)}")
         for program in ours:
             supervisor.start(program.name)
-        _wait_until_ready(supervisor, addresses, backends.broker_url)
+        queues = queues_of(ours)
+        _wait_until_ready(supervisor, addresses, backends.broker_url, queues=queues)
         urls = (addresses.web_url, addresses.flower_url, backends.management_url)
         stack = Stack(
             *urls,
@@ -106,6 +108,7 @@ def running_stack(name: str, *, keep_data: bool, say: Say) -> Iterator[Stack]:
             login["token"],
             environment=environment,
             supervisor=supervisor,
+            queues=queues,
             is_evidence=is_evidence,
         )
         on_exit.enter_context(_described(stack))
@@ -136,11 +139,9 @@ def _prepare_data(environment: dict[str, str], *, say: Say) -> dict[str, str]:
     return login
 
 
-def _wait_until_ready(supervisor: Supervisor, addresses: Addresses, broker_url: str) -> None:
+def _wait_until_ready(supervisor: Supervisor, addresses: Addresses, broker_url: str, *, queues: Iterable[str]) -> None:
     conditions = {"web": partial(answers, f"{addresses.web_url}/readyz")}
-    started = supervisor.states()
-    workers = {f"worker-{queue}": partial(_has_consumer, broker_url, queue) for queue in QUEUES}
-    conditions |= {name: is_ready for name, is_ready in workers.items() if name in started}
+    conditions |= {f"worker-{queue}": partial(_has_consumer, broker_url, queue) for queue in queues}
     deadline = time.monotonic() + READY_SECONDS
     for name, is_ready in conditions.items():
         while not is_ready():
