@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from config.local.supervision import Program
 ORDER = 200
 QUEUES = ("images", "speech", "control", "telegram")
 MOST_IMAGE_WORKERS = 4
+#: The model's libraries need not give back all that they take; in jobs and in KiB, as in compose.yaml.
+RECYCLED = ("--max-tasks-per-child=100", "--max-memory-per-child=3000000")
 
 
 @dataclass(frozen=True)
@@ -54,13 +57,19 @@ def our_programs(
         _program("dispatcher", "manage.py", "dispatcher"),
         _celery("beat", "beat", schedule, "--pidfile="),
         _celery("worker-images", *_worker("images", concurrency=image_workers)),
-        _celery("worker-speech", *_worker("speech", concurrency=1)),
+        _celery("worker-speech", *_worker("speech", concurrency=1), *RECYCLED),
         _celery("worker-control", *_worker("control", concurrency=2)),
         # It keeps nothing, and ignores signals while it starts.
         replace(_celery("flower", *flower, environment=broker_api), stop_seconds=2),
         *([_celery("worker-telegram", *_worker("telegram", concurrency=4))] if has_bot else []),
         *([_program("telegram", "manage.py", "telegram")] if has_bot and not has_webhook else []),
     ]
+
+
+def queues_of(programs: Iterable[Program]) -> tuple[str, ...]:
+    """The queues that have a worker among these."""
+    names = {program.name for program in programs}
+    return tuple(queue for queue in QUEUES if f"worker-{queue}" in names)
 
 
 def _worker(queue: str, *, concurrency: int) -> tuple[str, ...]:

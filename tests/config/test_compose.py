@@ -15,6 +15,7 @@ import yaml
 from config.compose_check import problems
 from config.compose_check.service import INTERPOLATION, interpolated, seconds
 from config.env import BASE_DIR
+from config.local import processes
 
 Break = Callable[[dict[str, Any]], None]
 
@@ -27,6 +28,15 @@ def test_every_variable_of_compose_is_documented() -> None:
     asked_for = {found["name"] for found in INTERPOLATION.finditer((BASE_DIR / "compose.yaml").read_text())} - {None}
     documented = set(re.findall(r"^\| `([A-Z_]+)` \|", (BASE_DIR / "docs/deployment.md").read_text(), re.MULTILINE))
     assert asked_for <= documented
+
+
+def test_the_speech_worker_is_recycled_by_jobs_and_by_memory_alike_everywhere() -> None:
+    composed = yaml.safe_load((BASE_DIR / "compose.yaml").read_text())["services"]["worker-speech"]["command"]
+    programs = processes.our_programs(Path(), processes.Addresses(web_port=1, flower_port=2), management_url="")
+    (local,) = [program.argv for program in programs if program.name == "worker-speech"]
+    recycled = [[flag for flag in command if flag.startswith("--max-")] for command in (composed, local)]
+    assert recycled[0] == recycled[1]
+    assert [flag.partition("=")[0] for flag in recycled[0]] == ["--max-tasks-per-child", "--max-memory-per-child"]
 
 
 def put(service: str, key: str, value: Any) -> Break:
