@@ -22,6 +22,8 @@ from bench.figures import Figure
 BEAM = "1"
 LENGTHS = {"60 s": 60, "10 min": 600}
 PAUSE_SECONDS = 1.5
+#: Cut elsewhere, the same speech is written with other slips; of so many words they even out to this.
+AS_GOOD_AS = 0.005
 KINDS = (
     "old",
     "little",
@@ -84,8 +86,9 @@ def speech(folder: Path) -> list[Figure]:
 
 def _against_a_direct_call(folder: Path, name: str, seconds: int) -> list[Figure]:
     path = folder / f"{seconds}.wav"
-    path.write_bytes(_recording(seconds))
-    _hear(_recording(10))  # Loads the model and starts the confining server.
+    recording, script = _recording(seconds)
+    path.write_bytes(recording)
+    _hear(_recording(10)[0])  # Loads the model and starts the confining server.
     began = time.perf_counter()
     direct = _directly(path)
     took_directly = time.perf_counter() - began
@@ -102,10 +105,10 @@ def _against_a_direct_call(folder: Path, name: str, seconds: int) -> list[Figure
         ),
         Figure(
             row="speech",
-            what=f"{name}: words unlike those of the direct call",
-            shown=f"{_unlike(direct, ours)} of {len(direct)}",
-            target="none",
-            is_met=_unlike(direct, ours) == 0,
+            what=f"{name}: words wrong of {len(script)}, against {_wrong(direct, script):.1%} by the direct call",
+            shown=f"{_wrong(ours, script):.1%}",
+            target="no more",
+            is_met=_wrong(ours, script) <= _wrong(direct, script) + AS_GOOD_AS,
         ),
     ]
 
@@ -152,17 +155,21 @@ def _hear(data: bytes) -> list[str]:
         return _words(b"".join(stream).decode())
 
 
-def _recording(seconds: int) -> bytes:
-    """Sentences that a synthesiser says, no two alike, as WAV of 16 kHz: a repeated one would have the model loop."""
+def _recording(seconds: int) -> tuple[bytes, list[str]]:
+    """Sentences that a synthesiser says, as WAV of 16 kHz, and their words.
+
+    No two are alike: a repeated one would have the model loop.
+    """
     import numpy as np
 
     from tests import recordings, speaking
 
-    spoken, lots = np.zeros(0, np.float32), random.Random(1)
-    while len(spoken) < seconds * speaking.RATE:
-        said = speaking.say(" ".join(_sentence(lots) for _ in range(10)))
-        spoken = np.concatenate([spoken, said, speaking.silence(PAUSE_SECONDS)])
-    return recordings.wav(spoken[: seconds * speaking.RATE], rate=speaking.RATE)
+    parts, script, lots = list[Any](), list[str](), random.Random(1)
+    while sum(len(part) for part in parts) < seconds * speaking.RATE:
+        sentences = " ".join(_sentence(lots) for _ in range(3))
+        parts += [speaking.say(sentences), speaking.silence(PAUSE_SECONDS)]
+        script += _words(sentences)
+    return recordings.wav(np.concatenate(parts), rate=speaking.RATE), script
 
 
 def _sentence(lots: random.Random) -> str:
@@ -172,6 +179,11 @@ def _sentence(lots: random.Random) -> str:
 
 def _words(text: str) -> list[str]:
     return "".join(letter if letter.isalnum() else " " for letter in text.lower()).split()
+
+
+def _wrong(heard: list[str], script: list[str]) -> float:
+    """The word error rate."""
+    return _unlike(heard, script) / len(script)
 
 
 def _unlike(one: list[str], other: list[str]) -> int:
@@ -195,9 +207,9 @@ def _alone(*what: str) -> dict[str, int]:
 
 def _measure(what: str, count: str = "") -> dict[str, int]:
     if what != "notes":
-        _hear(_recording(int(what)))
+        _hear(_recording(int(what))[0])
         return {"peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
-    note, sizes = _recording(5), []
+    note, sizes = _recording(5)[0], list[int]()
     for _ in range(int(count)):
         _hear(note)
         sizes.append(psutil.Process().memory_info().rss)
