@@ -18,7 +18,8 @@ from config.local.client import Client
 from config.local.demo import Outcome, send, send_all, write_report
 from config.local.places import remove_outside_folder
 from config.local.runs import claimed
-from config.local.show import print_failures, print_table
+from config.local.show import print_failures, print_table, print_texts
+from pipeline.speech import self_test
 from tests.local.fronts import front, mark_of, until_gone
 from tests.pictures import png
 from tests.waiting import until
@@ -56,12 +57,14 @@ def test_files_come_back_checked_or_with_a_reason(running: tuple[subprocess.Pope
     unknown.write_bytes(b"\x01 neither picture nor sound")
     paper = io.StringIO()
     screen = Console(file=paper, width=80)
-    outcomes = send_all([good, damaged, unknown], Client(facts["web_url"], facts["token"]), console=screen)
+    files = [good, damaged, unknown, self_test.SAMPLE]
+    outcomes = send_all(files, Client(facts["web_url"], facts["token"]), console=screen)
     print_table(outcomes, console=screen)
+    print_texts(outcomes, console=screen)
     print_failures(outcomes, console=screen)
     write_report(tmp_path / "report.json", outcomes)
 
-    ready, failed, refused = json.loads((tmp_path / "report.json").read_text())
+    ready, failed, refused, spoken = json.loads((tmp_path / "report.json").read_text())
     assert (ready["file"], ready["state"], ready["attempt"], ready["error_code"]) == (str(good), "ready", 1, None)
     assert ready["ms"] > 0
     assert {"thumbnail", "optimized", "crop"} <= set(ready["variants"])
@@ -69,8 +72,10 @@ def test_files_come_back_checked_or_with_a_reason(running: tuple[subprocess.Pope
     assert failed["state"] in ("failed", "refused")
     assert failed["error_code"] == "bad_file"
     assert (refused["state"], refused["error_code"], refused["variants"]) == ("refused", "unsupported_type", {})
+    assert (spoken["state"], spoken["variants"]["text"]["content_type"]) == ("ready", "text/plain; charset=utf-8")
     shown = paper.getvalue()
-    assert "1 of 3 files ready" in shown
+    assert "2 of 4 files ready" in shown
+    assert f"{self_test.SAMPLE.name} says:" in shown and "my fellow Americans" in shown
     assert "notes.xyz: refused, unsupported_type." in shown
     assert "it ends:" not in shown
 

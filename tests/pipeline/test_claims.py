@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -15,14 +16,16 @@ from django.db.models.functions import Now
 from psycopg.errors import DeadlockDetected
 
 from attachments.models import BucketRole, StoredObject
-from pipeline import claims, lifecycle, shutdown
+from pipeline import claims, lifecycle, registry, shutdown
 from pipeline.claims import StopReason, Unclaimable
 from pipeline.failures import Failure
 from pipeline.lifecycle import Lease
 from pipeline.models import Job
 from pipeline.states import State
+from pipeline.steps import Given, StepResult
 from tests.conftest import expire_lease
 from tests.waiting import end_other_sessions, until
+from tests.work import QuickStep, work
 
 pytestmark = pytest.mark.django_db
 
@@ -115,6 +118,23 @@ def test_the_heartbeat_renews_while_the_work_runs(leased: Callable[..., Lease], 
     with claims.renewing(lease) as heartbeat:
         until(lambda: Job.objects.filter(lease_until__gt=Job.objects.get().created_at + timedelta(seconds=4)).exists())
         assert not heartbeat.should_stop()
+
+
+@pytest.mark.django_db(transaction=True)
+def test_the_heartbeat_runs_before_any_step_does(queued: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native code may hold the interpreter for longer than a lease."""
+    running: list[str] = []
+
+    @dataclass(frozen=True)
+    class Looking(QuickStep):
+        def run(self, given: Given) -> StepResult:
+            running.extend(thread.name for thread in threading.enumerate())
+            return super().run(given)
+
+    monkeypatch.setattr(registry, "PIPELINES", (replace(registry.newest("image"), steps=(Looking(),)),))
+    job = queued()
+    assert work(job) == "ready"
+    assert f"heartbeat-{job.job_id}" in running
 
 
 @pytest.mark.django_db(transaction=True)

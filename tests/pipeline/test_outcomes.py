@@ -144,7 +144,7 @@ def test_what_the_database_says_of_an_error_is_told_to_nobody(
     lease = leased()
     settle(lease, error)
     cause = JobEvent.objects.filter(job=lease.job_id).latest("id").detail
-    assert "IntegrityError 23514" in cause and "in refused" in cause
+    assert "IntegrityError 23514" in cause and "in execute" in cause
     (record,) = [record for record in caplog.records if record.message == "attempt_ended"]
     assert record.__dict__["cause"] == cause
     assert "canary" not in cause + repr(record.__dict__)

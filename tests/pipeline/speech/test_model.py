@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -49,6 +50,15 @@ def test_the_beginning_is_encoded_once_for_its_language_and_for_its_words(
     window = hear(clip[: seconds * 16_000])
     assert window.language == "en" and WORDS[:4] == words(window)[:4]
     assert len(encoded) == 1
+
+
+@pytest.mark.parametrize(("asked", "cores", "threads"), [(0, 2, 2), (0, 64, 4), (7, 2, 7)])
+def test_a_worker_takes_the_cores_that_it_has_but_no_more_than_help(
+    asked: int, cores: int, threads: int, settings: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings.TRANSCRIPTION_THREADS = asked
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(cores)))
+    assert model.Options.from_settings().threads == threads
 
 
 def test_a_given_language_wins_and_an_unknown_one_is_detected(hear: Hear, clip: Samples) -> None:
