@@ -156,7 +156,7 @@ def _hear(data: bytes) -> list[str]:
 
 
 def _recording(seconds: int) -> tuple[bytes, list[str]]:
-    """Sentences that a synthesiser says, as WAV of 16 kHz, and their words.
+    """As many sentences as fit, by a synthesiser, as WAV of 16 kHz, and their words.
 
     No two are alike: a repeated one would have the model loop.
     """
@@ -165,9 +165,14 @@ def _recording(seconds: int) -> tuple[bytes, list[str]]:
     from tests import recordings, speaking
 
     parts, script, lots = list[Any](), list[str](), random.Random(1)
-    while sum(len(part) for part in parts) < seconds * speaking.RATE:
+    left = seconds * speaking.RATE
+    while True:
         sentences = " ".join(_sentence(lots) for _ in range(3))
-        parts += [speaking.say(sentences), speaking.silence(PAUSE_SECONDS)]
+        said = [speaking.say(sentences), speaking.silence(PAUSE_SECONDS)]
+        left -= sum(len(part) for part in said)
+        if parts and left < 0:
+            break
+        parts += said
         script += _words(sentences)
     return recordings.wav(np.concatenate(parts), rate=speaking.RATE), script
 
