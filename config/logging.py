@@ -102,24 +102,20 @@ class Discreet(logging.Formatter):
         super().__init__()
         self._secret = secret
 
-    def format(self, record: logging.LogRecord) -> str:
-        line = self.line(record)
+    def discreet(self, line: str) -> str:
         return line.replace(self._secret, "[secret]") if self._secret else line
-
-    def line(self, record: logging.LogRecord) -> str:
-        raise NotImplementedError
 
 
 class JsonFormatter(Discreet):
     """One JSON object a line: at, level, logger, event, then the fields."""
 
-    def line(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).isoformat(timespec="milliseconds")
         fields = {"at": at, "level": record.levelname, "logger": record.name, "event": record.getMessage()}
         fields.update(_fields(record))
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)
-        return json.dumps(fields, default=str, ensure_ascii=False)
+        return self.discreet(json.dumps(fields, default=str, ensure_ascii=False))
 
 
 class ConsoleFormatter(Discreet):
@@ -129,7 +125,7 @@ class ConsoleFormatter(Discreet):
         fields = " ".join(f"{name}={value}" for name, value in _fields(record).items())
         at = datetime.datetime.fromtimestamp(record.created, datetime.UTC).strftime("%H:%M:%S.%f")[:-3]
         line = f"{at} {record.levelname:<7} {record.name}: {record.getMessage()} {fields}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return self.discreet(f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line)
 
 
 FORMATTERS = {"json": JsonFormatter, "console": ConsoleFormatter}

@@ -28,7 +28,7 @@ from prometheus_client import generate_latest
 from attachments import search, storage
 from attachments.errors import PipelineUnavailable
 from attachments.models import Attachment, Transcript, Variant
-from pipeline import confined, intake, lifecycle, registry, removal, scratch, texts
+from pipeline import confined, intake, lifecycle, removal, scratch
 from pipeline.models import Job, JobEvent
 from pipeline.origins import Origin
 from pipeline.speech import cutting, model, self_test
@@ -416,19 +416,3 @@ def test_a_conversion_that_the_storage_lost_is_made_again(
         Job.objects.update(due_at="2000-01-01T00:00:00Z")
         outcomes.append(work(job))
     assert outcomes == ["retried", "ready"]
-
-
-def test_the_pipeline_knows_what_is_missing_and_what_that_reads() -> None:
-    speech = registry.get("speech", 1)
-    assert speech.promised == PROMISED
-    assert speech.missing([]) == PROMISED | {"converted"}
-    assert speech.missing(["converted"]) == PROMISED
-    assert speech.missing(["transcript", "text", "vtt", "json"]) == {"srt"}
-    assert speech.missing(PROMISED) == frozenset()
-    assert speech.missing(PROMISED - {"transcript"}) == {"transcript", "converted"}
-
-
-def test_the_retention_of_texts_knows_all_that_any_version_promises() -> None:
-    for pipeline in registry.PIPELINES:
-        if pipeline.name == texts.PIPELINE:
-            assert pipeline.promised <= texts.VARIANTS
